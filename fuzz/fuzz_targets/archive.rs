@@ -1,4 +1,4 @@
-//! An archive of a machine from a stranger, by libFuzzer: the bytes are an archive, and what is packed in one.
+//! Untrusted VM archives, by libFuzzer. The bytes are an archive, or the contents of a valid one.
 #![no_main]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A module from a stranger, by libFuzzer.
+//! Untrusted WebAssembly modules, by libFuzzer.
 #![no_main]
 #![forbid(unsafe_code)]
 

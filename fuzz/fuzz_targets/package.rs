@@ -1,4 +1,4 @@
-//! A package of a plugin from a stranger, by libFuzzer: the bytes are a package, and what a signed one contains.
+//! Untrusted plugin packages, by libFuzzer. The bytes are a package, or the contents of a signed one.
 #![no_main]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Code from a stranger, by libFuzzer: the bytes are the code, in every language that is screened.
+//! Untrusted code, by libFuzzer. The bytes are the code, in every analyzed language.
 #![no_main]
 #![forbid(unsafe_code)]
 

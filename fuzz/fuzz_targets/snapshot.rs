@@ -1,4 +1,4 @@
-//! A snapshot from a stranger, by libFuzzer: the bytes are what is packed in the file.
+//! Untrusted snapshots, by libFuzzer. The bytes are the contents of the file.
 #![no_main]
 #![forbid(unsafe_code)]
 

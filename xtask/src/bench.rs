@@ -29,7 +29,7 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     let wants_engine =
         name == "container" || ["vm", "code", "workspace"].contains(&name) && options.contains(&"--docker");
     if name == "vm" || name == "code" && options.contains(&"--vm") {
-        packages::ensure(packages::FOR_MACHINES);
+        packages::ensure(packages::FOR_VMS);
     }
     let engines = if wants_engine && !options.iter().any(|option| needs_none(option) || *option == "--host") {
         packages::ensure(packages::FOR_TESTS);

@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_that_says_nothing_is_no_engine() {
+    fn missing_engine_socket_is_an_error() {
         assert!(ask(Path::new("/nowhere/engine.sock"), "/_ping").is_err());
     }
 

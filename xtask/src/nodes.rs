@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_found_in_what_ldd_says() {
+    fn libraries_are_parsed_from_ldd_output() {
         let output =
             "\tlinux-vdso.so.1 (0x00007f)\n\tlibm.so.6 => /lib/x/libm.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00)\n";
         assert_eq!(libraries(output), ["/lib/x/libm.so.6", "/lib64/ld-linux.so.2"]);

@@ -156,7 +156,7 @@ pub const FOR_BENCHMARKS: &[Need] = &[
 ];
 
 /// Dependencies of `cargo xtask bench vm`.
-pub const FOR_MACHINES: &[Need] = &[QEMU, MKFS];
+pub const FOR_VMS: &[Need] = &[QEMU, MKFS];
 
 fn python_has(module: &str) -> bool {
     let status =

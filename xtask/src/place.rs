@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ended_runs_left_is_removed_and_what_others_own_is_not() {
+    fn leftovers_of_ended_runs_are_removed_and_others_kept() {
         let me = Path::new("/proc/self").metadata().unwrap().uid();
         let parent = make(&std::env::temp_dir(), "xtask-place-", 0o700, &[me]).unwrap();
         let mut ended = Command::new("true").spawn().unwrap();
@@ -75,8 +75,8 @@ mod tests {
             fs::create_dir_all(parent.join(name).join("tmp")).unwrap();
         }
         assert!(make(&parent, "x-", 0o755, &[]).is_err(), "another user's directory was taken");
-        let made = make(&parent, "x-", 0o755, &[me]).unwrap();
-        assert_eq!(fs::read_dir(&made).unwrap().count(), 0, "it is not new");
+        let created = make(&parent, "x-", 0o755, &[me]).unwrap();
+        assert_eq!(fs::read_dir(&created).unwrap().count(), 0, "it is not new");
         let mut left: Vec<_> =
             fs::read_dir(&parent).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_can_be_parsed() {
+    fn digest_text_round_trips() {
         let digest = Digest::of(b"abc");
         let text = digest.to_string();
         assert_eq!(text, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

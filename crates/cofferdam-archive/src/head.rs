@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_read_again() {
+    fn head_round_trips() {
         let part = |name, kind, size, base| Part { name: Name::new(name).unwrap(), kind, size, base };
         let parts = vec![
             part("manifest", Kind::Json, 3, None),

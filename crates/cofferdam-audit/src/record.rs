@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_count_what_they_do_not_name() {
+    fn truncated_lists_count_unnamed_items() {
         let mut listed: Listed<u32, 3> = (0..10).collect();
         listed.add_unnamed(5);
         assert_eq!((listed.count(), listed.named()), (15, &[0, 1, 2][..]));

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_done_with_others_is_not_done_again() {
+    fn group_commit_skips_data_already_synchronized() {
         let file = Arc::new(tempfile::tempfile().unwrap());
         let group = Group::default();
         group.wrote(&file);

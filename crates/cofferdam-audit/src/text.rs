@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_plain_is_escaped() {
+    fn non_printable_text_is_escaped() {
         for (raw, expected) in [
             (&b"plain name.txt"[..], "plain name.txt"),
             (b"a\nb\x1b[31m", "a\\u{a}b\\u{1b}[31m"),

@@ -533,7 +533,7 @@ mod tests {
     ///
     /// Promise (Static analysis and audit log): A missing artifact is a breach only while its segment exists.
     #[test]
-    fn what_is_missing_is_a_breach_only_where_its_segment_is_still_there() {
+    fn missing_artifact_is_a_breach_only_while_its_segment_exists() {
         let place = tempfile::tempdir().unwrap();
         let directory = files::any_directory(place.path()).unwrap();
         std::fs::write(place.path().join(names::segment(3)), "").unwrap();

@@ -159,14 +159,14 @@ impl Field {
     }
 
     /// Runs and times one turn, without its setup and cleanup.
-    async fn turn(&self, who: Contestant) -> Result<Duration> {
+    async fn turn(&self, contestant: Contestant) -> Result<Duration> {
         let request = || ours::request(&[PROGRAM]);
-        if who == Contestant::Claim {
+        if contestant == Contestant::Claim {
             self.refilled().await?;
         }
         let start = Instant::now();
-        let failed = |why: String| anyhow!("{}: {why}", who.name());
-        match who {
+        let failed = |why: String| anyhow!("{}: {why}", contestant.name());
+        match contestant {
             Contestant::DockerRun => {
                 run_program(&self.docker_run(&["--rm"], &[PROGRAM]), "", Keep::Output).await.map_err(failed)?;
             }
@@ -179,7 +179,7 @@ impl Field {
                 command.args(["run", "--use-server", "never", "--backend", CONTAINER_BACKEND, "--", PROGRAM]);
                 command.env("DOCKER_HOST", &self.socket).stdin(Stdio::null()).kill_on_drop(true);
                 let output = command.output().await?;
-                ensure!(output.status.success(), "{}: {}", who.name(), String::from_utf8_lossy(&output.stderr));
+                ensure!(output.status.success(), "{}: {}", contestant.name(), String::from_utf8_lossy(&output.stderr));
             }
             Contestant::Run => {
                 let (done, _) = self.backend.run(Spec::default(), request()?).await?;
@@ -248,43 +248,43 @@ async fn rounds_of(
     absent: &mut Vec<(Contestant, String)>,
 ) -> Result<Vec<(Contestant, Sample)>> {
     let mut entrants = Vec::new();
-    for who in Contestant::ALL {
-        if absent.iter().any(|(other, _)| *other == who) {
+    for contestant in Contestant::ALL {
+        if absent.iter().any(|(other, _)| *other == contestant) {
             continue;
         }
         // The first turn loads what later turns find in memory.
-        match field.turn(who).await {
-            Ok(_) => entrants.push((who, turns(field.turn(who).await?, share, rounds), Vec::new())),
-            Err(why) => absent.push((who, format!("{why:#}"))),
+        match field.turn(contestant).await {
+            Ok(_) => entrants.push((contestant, turns(field.turn(contestant).await?, share, rounds), Vec::new())),
+            Err(why) => absent.push((contestant, format!("{why:#}"))),
         }
     }
     let mut orders = Orders::new(entrants.len());
     for round in 0..rounds {
         for index in orders.next() {
-            let (who, turns, times) = &mut entrants[index];
+            let (contestant, turns, times) = &mut entrants[index];
             if takes_part(round, *turns, rounds) {
-                times.push(field.turn(*who).await?);
+                times.push(field.turn(*contestant).await?);
             }
         }
     }
-    Ok(entrants.into_iter().map(|(who, _, times)| (who, Sample::new(times))).collect())
+    Ok(entrants.into_iter().map(|(contestant, _, times)| (contestant, Sample::new(times))).collect())
 }
 
 impl Report {
-    fn median(&self, who: Contestant) -> Option<f64> {
-        self.results.iter().find(|(other, _)| *other == who).map(|(_, sample)| sample.median())
+    fn median(&self, contestant: Contestant) -> Option<f64> {
+        self.results.iter().find(|(other, _)| *other == contestant).map(|(_, sample)| sample.median())
     }
 
-    fn ratio(&self, who: Contestant, base: Contestant) -> Option<f64> {
-        Some(self.median(who)? / self.median(base)?)
+    fn ratio(&self, contestant: Contestant, base: Contestant) -> Option<f64> {
+        Some(self.median(contestant)? / self.median(base)?)
     }
 
     fn targets(&self) -> Vec<Row> {
         use Contestant as C;
-        let row = |what: &str, most, who, base| Row {
+        let row = |what: &str, most, contestant, base| Row {
             what: what.to_owned(),
             bound: Bound::AtMost(most),
-            measured: self.ratio(who, base),
+            measured: self.ratio(contestant, base),
         };
         vec![
             row("create, run, destroy / docker run", 1.0, C::Run, C::DockerRun),
@@ -297,28 +297,29 @@ impl Report {
     fn table(&self, facts: &Facts) -> String {
         let mut text = format!("{}\nengine {}\n\n", facts.line(), self.engine);
         let _ = writeln!(text, "{:36} {:>5} {:>12} {:>12} {:>9}", "", "n", "median us", "p99 us", "x docker");
-        for (who, sample) in &self.results {
-            let ratio = self.ratio(*who, who.base()).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+        for (contestant, sample) in &self.results {
+            let ratio =
+                self.ratio(*contestant, contestant.base()).map_or_else(String::new, |ratio| format!("{ratio:.3}"));
             let (median, p99) = (sample.median(), sample.p99());
-            let _ = writeln!(text, "{:36} {:5} {median:12.0} {p99:12.0} {ratio:>9}", who.name(), sample.len());
+            let _ = writeln!(text, "{:36} {:5} {median:12.0} {p99:12.0} {ratio:>9}", contestant.name(), sample.len());
         }
         text.push_str("\nof fewer than 100 runs, p99 is the slowest\n");
-        for (who, why) in &self.absent {
-            let _ = writeln!(text, "not measured: {}: {why}", who.name());
+        for (contestant, why) in &self.absent {
+            let _ = writeln!(text, "not measured: {}: {why}", contestant.name());
         }
         text + &render(&self.targets())
     }
 
     fn json(&self, facts: &Facts) -> Value {
-        let rows = self.results.iter().map(|(who, sample)| {
+        let rows = self.results.iter().map(|(contestant, sample)| {
             json!({
-                "name": who.slug(),
-                "title": who.name(),
+                "name": contestant.slug(),
+                "title": contestant.name(),
                 "times": sample.json(),
-                "ratio": self.ratio(*who, who.base()).map(hundredths),
+                "ratio": self.ratio(*contestant, contestant.base()).map(hundredths),
             })
         });
-        let absent = self.absent.iter().map(|(who, why)| json!({ "name": who.slug(), "reason": why }));
+        let absent = self.absent.iter().map(|(contestant, why)| json!({ "name": contestant.slug(), "reason": why }));
         json!({
             "benchmark": "container",
             "machine": facts.json(),
@@ -336,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_compared_with_what_the_engine_does_for_the_same() {
+    fn each_contestant_is_compared_with_its_engine_equivalent() {
         let sample = |millis| Sample::new(vec![Duration::from_millis(millis); 5]);
         let report = Report {
             engine: "20.10".to_owned(),

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_each_costs_is_the_difference_over_those_held() {
+    fn cost_per_sandbox_is_the_difference_divided_by_count() {
         let json = report().json(&facts::collect());
         let each = |name: &str| {
             let rows = json["rows"].as_array().unwrap();

@@ -142,11 +142,11 @@ impl Report {
             "{:30} {:>6} {:>11} {:>11} {:>8}   {:>11} {:>11} {:>8} {:>11}",
             "", "n", "median us", "p99 us", "x bare", "with them", "p99 us", "x bare", "x without"
         );
-        for ((who, quiet), crowded) in CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded) {
+        for ((contestant, quiet), crowded) in CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded) {
             let _ = writeln!(
                 text,
                 "{:30} {:6} {:11.0} {:11.0} {:8.2}   {:11.0} {:11.0} {:8.2} {:11.2}",
-                who.name(),
+                contestant.name(),
                 quiet.len(),
                 quiet.median(),
                 quiet.p99(),
@@ -161,9 +161,9 @@ impl Report {
     }
 
     fn json(&self, facts: &Facts) -> Value {
-        let rows = CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded).map(|((who, quiet), crowded)| {
+        let rows = CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded).map(|((contestant, quiet), crowded)| {
             json!({
-                "name": who.slug(),
+                "name": contestant.slug(),
                 "without": quiet.json(),
                 "with": crowded.json(),
                 "ratio": hundredths(crowded.median() / quiet.median()),

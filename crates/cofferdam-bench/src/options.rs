@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(options.out, PathBuf::from("x"));
         let Benchmark::Spawn(spawn) = options.benchmark else { panic!("not spawn") };
         assert_eq!((spawn.n, spawn.quick, spawn.workload), (Some(50), false, Some(Workload::Python)));
-        assert_eq!(spawn.only.iter().map(|who| who.slug()).collect::<Vec<_>>(), ["run", "bwrap"]);
+        assert_eq!(spawn.only.iter().map(|contestant| contestant.slug()).collect::<Vec<_>>(), ["run", "bwrap"]);
         assert_eq!(parse("--out x leak --out y").unwrap().out, PathBuf::from("y"));
         assert!(matches!(parse("memory --n 20").unwrap().benchmark, Benchmark::Memory(MemoryOptions { n: 20 })));
         let Benchmark::Wasm(wasm) = parse("wasm --quick --workload null,python --cache c").unwrap().benchmark else {

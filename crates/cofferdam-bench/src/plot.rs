@@ -115,7 +115,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_checker_finds_what_is_not_well_formed() {
+    fn checker_finds_unbalanced_elements() {
         assert_eq!(unbalanced("<svg><g/></svg>"), Vec::<String>::new());
         assert_eq!(unbalanced("<svg><g></svg>"), ["svg"]);
         assert_eq!(unbalanced("<svg><g></g>"), ["svg"]);

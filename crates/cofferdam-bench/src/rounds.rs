@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_a_turn_and_everybody_is_first_at_times() {
+    fn each_contestant_runs_once_per_round_and_sometimes_first() {
         let mut orders = Orders::new(4);
         let mut firsts = [0; 4];
         for _ in 0..400 {

@@ -27,16 +27,16 @@ pub struct Findings {
 }
 
 impl Findings {
-    fn medians(&self, workload: Workload, who: &'static str, base: &'static str) -> Option<f64> {
-        Some(self.latency.get(&(workload, who))?.0 / self.latency.get(&(workload, base))?.0)
+    fn medians(&self, workload: Workload, contestant: &'static str, base: &'static str) -> Option<f64> {
+        Some(self.latency.get(&(workload, contestant))?.0 / self.latency.get(&(workload, base))?.0)
     }
 
-    fn tail(&self, who: &'static str) -> Option<f64> {
-        self.latency.get(&(Workload::True, who)).map(|(median, p99)| p99 / median)
+    fn tail(&self, contestant: &'static str) -> Option<f64> {
+        self.latency.get(&(Workload::True, contestant)).map(|(median, p99)| p99 / median)
     }
 
-    fn throughputs(&self, tasks: usize, who: &'static str, base: &'static str) -> Option<f64> {
-        Some(self.per_second.get(&(tasks, who))? / self.per_second.get(&(tasks, base))?)
+    fn throughputs(&self, tasks: usize, contestant: &'static str, base: &'static str) -> Option<f64> {
+        Some(self.per_second.get(&(tasks, contestant))? / self.per_second.get(&(tasks, base))?)
     }
 }
 

@@ -132,14 +132,14 @@ struct Capture<W: Write> {
 }
 
 /// A name in the directory of the guest, and in the directory of the workspace if there is one.
-struct Place<'a> {
+struct EntryLocation<'a> {
     upper: BorrowedFd<'a>,
     base: Option<BorrowedFd<'a>>,
     name: &'a OsStr,
     path: &'a Path,
 }
 
-impl Place<'_> {
+impl EntryLocation<'_> {
     /// Returns the properties of the file in the workspace.
     fn base_stat(&self) -> Result<Option<Stat>> {
         let Some(base) = self.base else { return Ok(None) };
@@ -191,7 +191,7 @@ impl<W: Write> Capture<W> {
                 self.skip(&path, SkipReason::ReservedName);
             } else if is_too_deep(&path, depth) {
                 self.skip(&path, SkipReason::TooDeep);
-            } else if !self.entry(&Place { upper, base, name, path: &path }, mode, depth)? {
+            } else if !self.entry(&EntryLocation { upper, base, name, path: &path }, mode, depth)? {
                 continue;
             }
             present.insert(name);
@@ -219,7 +219,7 @@ impl<W: Write> Capture<W> {
             if is_too_deep(&path, depth) {
                 self.skip(&path, SkipReason::TooDeep);
             } else {
-                self.delete(&Place { upper: base, base: Some(base), name: &name, path: &path }, mode)?;
+                self.delete(&EntryLocation { upper: base, base: Some(base), name: &name, path: &path }, mode)?;
             }
         }
         Ok(())
@@ -232,7 +232,7 @@ impl<W: Write> Capture<W> {
     }
 
     /// Captures one file. Returns false if it vanished meanwhile.
-    fn entry(&mut self, place: &Place<'_>, mode: Mode, depth: usize) -> Result<bool> {
+    fn entry(&mut self, place: &EntryLocation<'_>, mode: Mode, depth: usize) -> Result<bool> {
         let Some(stat) = tree::stat(place.upper, place.name).map_err(io("inspect", place.path))? else {
             return Ok(false);
         };
@@ -254,7 +254,7 @@ impl<W: Write> Capture<W> {
         captured.map(|()| true)
     }
 
-    fn delete(&mut self, place: &Place<'_>, mode: Mode) -> Result<()> {
+    fn delete(&mut self, place: &EntryLocation<'_>, mode: Mode) -> Result<()> {
         // A whiteout of a file that the workspace does not have has no effect.
         let Some(stat) = place.base_stat()? else { return Ok(()) };
         if mode == Mode::Comparison && !self.was_copied(place, &stat)? {
@@ -266,7 +266,7 @@ impl<W: Write> Capture<W> {
     }
 
     /// Returns true if a file could be in a full copy at all. Its absence is no deletion otherwise.
-    fn was_copied(&mut self, place: &Place<'_>, stat: &Stat) -> Result<bool> {
+    fn was_copied(&mut self, place: &EntryLocation<'_>, stat: &Stat) -> Result<bool> {
         let Some(base) = place.base else { return Ok(false) };
         let opened = match tree::kind(stat) {
             FileType::Symlink => return Ok(true),
@@ -277,7 +277,7 @@ impl<W: Write> Capture<W> {
         Ok(self.readable(place, opened)?.is_some())
     }
 
-    fn subdirectory(&mut self, place: &Place<'_>, mode: Mode, depth: usize) -> Result<()> {
+    fn subdirectory(&mut self, place: &EntryLocation<'_>, mode: Mode, depth: usize) -> Result<()> {
         let Some(below) = self.readable(place, tree::subdirectory(place.upper, place.name))? else { return Ok(()) };
         let stat = rustix::fs::fstat(&below).map_err(io("inspect", place.path))?;
         let mode_below = match mode {
@@ -302,7 +302,7 @@ impl<W: Write> Capture<W> {
         self.directory(below.as_fd(), base_below.as_ref().map(AsFd::as_fd), place.path, mode_below, depth + 1)
     }
 
-    fn base_directory(&self, place: &Place<'_>) -> Result<(Option<Stat>, Option<OwnedFd>)> {
+    fn base_directory(&self, place: &EntryLocation<'_>) -> Result<(Option<Stat>, Option<OwnedFd>)> {
         let stat = place.base_stat()?;
         match (&stat, place.base) {
             (Some(found), Some(base)) if tree::kind(found) == FileType::Directory => {
@@ -313,7 +313,7 @@ impl<W: Write> Capture<W> {
         }
     }
 
-    fn symlink(&mut self, place: &Place<'_>) -> Result<()> {
+    fn symlink(&mut self, place: &EntryLocation<'_>) -> Result<()> {
         let Some(target) = self.readable(place, tree::target(place.upper, place.name))? else { return Ok(()) };
         let stat = place.base_stat()?;
         if let (Some(stat), Some(base)) = (&stat, place.base)
@@ -327,7 +327,7 @@ impl<W: Write> Capture<W> {
         self.out.symlink(place.path, &target, base.as_ref())
     }
 
-    fn regular(&mut self, place: &Place<'_>, mode: Mode) -> Result<()> {
+    fn regular(&mut self, place: &EntryLocation<'_>, mode: Mode) -> Result<()> {
         let Some(opened) = self.readable(place, tree::open_file(place.upper, place.name))? else { return Ok(()) };
         let Some((mut file, stat)) = opened else {
             self.skip(place.path, SkipReason::ChangedMeanwhile);
@@ -363,12 +363,12 @@ impl<W: Write> Capture<W> {
         Ok(())
     }
 
-    fn same_content(&mut self, place: &Place<'_>, file: &mut File) -> Result<bool> {
+    fn same_content(&mut self, place: &EntryLocation<'_>, file: &mut File) -> Result<bool> {
         let Some(base) = place.base else { return Ok(false) };
         let base = match tree::open_file(base, place.name) {
             Ok(Some((base, _))) => base,
             Ok(None) => return Ok(false),
-            // What cannot be compared counts as changed.
+            // Contents that cannot be compared count as changed.
             Err(error) if error.kind() == std_io::ErrorKind::PermissionDenied => return Ok(false),
             Err(error) => return Err(io("open", place.path)(error)),
         };
@@ -376,7 +376,7 @@ impl<W: Write> Capture<W> {
     }
 
     /// Records a file that the guest made unreadable or removed meanwhile.
-    fn readable<T>(&mut self, place: &Place<'_>, opened: std_io::Result<T>) -> Result<Option<T>> {
+    fn readable<T>(&mut self, place: &EntryLocation<'_>, opened: std_io::Result<T>) -> Result<Option<T>> {
         match opened {
             Ok(opened) => Ok(Some(opened)),
             Err(error) => {

@@ -33,7 +33,7 @@ impl<W: Write> LayerWriter<W> {
     ///
     /// Those of `out`.
     pub fn new(out: W, header: &Header) -> Result<Self> {
-        // What no reader accepts is not written.
+        // An entry that no reader accepts is not written.
         Header::parse(&header.encode())?;
         let mut writer = Self { out: BufWriter::new(out) };
         writer

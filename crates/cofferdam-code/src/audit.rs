@@ -13,7 +13,7 @@ use cofferdam_contract::{Error, ErrorKind, Fault, NetworkDenial, Result, Retry, 
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
-use crate::{CodeRequest, CodeResult, Place, Secrets, Touched, Warn, error};
+use crate::{BackendProfile, CodeRequest, CodeResult, Secrets, Touched, Warn, error};
 
 /// The policy for flushing records to stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -136,7 +136,7 @@ impl Audit {
     pub async fn begin(
         &self,
         id: &str,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         request: &CodeRequest,
         program: Program,
@@ -256,7 +256,7 @@ where
 
 /// A sandbox that was created from the state of another one.
 #[derive(Debug)]
-pub struct Made {
+pub struct RestoredSandbox {
     pub sandbox: SandboxId,
     pub from: Option<SandboxId>,
     pub programs: bool,
@@ -290,7 +290,7 @@ impl Entry {
     }
 
     /// Records that a sandbox was created from the state of another one.
-    pub async fn made(mut self, made: Made) -> Result<()> {
+    pub async fn made(mut self, made: RestoredSandbox) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
         let outcome = Outcome {
             duration_us: micros(made.duration),

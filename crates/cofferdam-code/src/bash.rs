@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ends::{Ends, Text};
 use crate::result::limit_name;
-use crate::{CodeRequest, CodeResult, Executor, Place};
+use crate::{BackendProfile, CodeRequest, CodeResult, Executor};
 
 /// The most sandboxes whose working directory is remembered.
 const MAX_DIRECTORIES: usize = 256;
@@ -69,7 +69,7 @@ impl BashTool {
     /// `context` is the sandbox of the conversation, if there is one.
     pub async fn call(
         &self,
-        context: Option<(&Place, &Arc<dyn Sandbox>)>,
+        context: Option<(&BackendProfile, &Arc<dyn Sandbox>)>,
         line: &str,
         timeout: Option<Duration>,
     ) -> String {
@@ -82,7 +82,7 @@ impl BashTool {
     /// Runs a line like [`Self::call`] and returns the full result, with output up to the bounds of a call.
     pub async fn run(
         &self,
-        context: Option<(&Place, &Arc<dyn Sandbox>)>,
+        context: Option<(&BackendProfile, &Arc<dyn Sandbox>)>,
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<CodeResult> {
@@ -91,14 +91,14 @@ impl BashTool {
 
     async fn run_bounded(
         &self,
-        context: Option<(&Place, &Arc<dyn Sandbox>)>,
+        context: Option<(&BackendProfile, &Arc<dyn Sandbox>)>,
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<(CodeResult, Shown)> {
         if let Some((place, sandbox)) = context {
             return self.run_in(place, &**sandbox, line, timeout).await;
         }
-        let place = Place::of(&*self.default.backend);
+        let place = BackendProfile::of(&*self.default.backend);
         let sandbox = self.default.sandbox(&self.executor).await?;
         let result = self.run_in(&place, &*sandbox, line, timeout).await;
         if !matches!(&result, Err(error) if error.kind() == ErrorKind::Closed) {
@@ -115,7 +115,7 @@ impl BashTool {
 
     async fn run_in(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &dyn Sandbox,
         line: &str,
         timeout: Option<Duration>,
@@ -271,7 +271,7 @@ mod tests {
     use cofferdam_process::{ProcessBackend, ProcessConfig};
 
     #[tokio::test]
-    async fn a_default_sandbox_that_has_ended_is_made_anew_once() {
+    async fn ended_default_sandbox_is_recreated_once() {
         let executor = Executor::new(crate::CodeConfig::default()).unwrap();
         let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
         let spec = weaker.into_iter().fold(Spec::builder(), |spec, item| spec.allow_weaker(item)).build().unwrap();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_kept_is_counted() {
+    fn omitted_output_is_counted() {
         let (a, b, c) = ("a".repeat(150), "b".repeat(150), "c".repeat(150));
         let both = shown((&a, 1000, &b), (&c, 500, &a)).text().cut(200).0;
         assert!(both.starts_with(&format!("{}\n[… 1901 of 2101 characters", &a[..100])), "{both}");

@@ -32,14 +32,14 @@ pub struct Warn(Option<Arc<Callback>>);
 type Callback = dyn Fn(&str) + Send + Sync;
 
 impl Warn {
-    /// Creates a receiver that calls `tell` with one sentence per warning.
-    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(tell)))
+    /// Creates a receiver that calls `report` with one sentence per warning.
+    pub fn new(report: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(report)))
     }
 
     pub(crate) fn emit(&self, text: &str) {
-        if let Some(tell) = &self.0 {
-            tell(text);
+        if let Some(report) = &self.0 {
+            report(text);
         }
     }
 }

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_are_kept_and_what_is_between_is_counted() {
+    fn both_ends_are_kept_and_the_omitted_middle_is_counted() {
         assert_eq!(kept(1, &[b"abcdefgh"]), (b"abcdefgh".to_vec(), 0, vec![]));
         assert_eq!(kept(1, &[b"abcdefghij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
         assert_eq!(kept(1, &[b"ab", b"cdefgh", b"ij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));

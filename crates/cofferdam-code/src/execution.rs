@@ -17,7 +17,7 @@ use cofferdam_contract::{
 use parking_lot::Mutex;
 
 use crate::executor::Call;
-use crate::{CodeRequest, CodeResult, Executor, Place, Screened, Secrets, Want};
+use crate::{BackendProfile, CodeRequest, CodeResult, Executor, Screened, Secrets, Want};
 
 /// A callback for the findings of the static analysis. It is called before anything starts.
 pub type OnScreened<'a> = &'a (dyn Fn(&Screened) + Send + Sync);
@@ -108,7 +108,7 @@ impl Executor {
         job: Job<'_>,
         cancelled: impl Future<Output = T>,
     ) -> Result<Started<T>> {
-        let place = Place::of(backend);
+        let place = BackendProfile::of(backend);
         let start = async |admitted: &mut AdmittedJob| {
             let redactor = admitted.redactor.clone();
             if !admitted.needs_sandbox() {
@@ -128,7 +128,7 @@ impl Executor {
     /// program may run.
     pub async fn start_in<T>(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         job: Job<'_>,
         cancelled: impl Future<Output = T>,
@@ -142,7 +142,7 @@ impl Executor {
         self.admit_job(place, spec, job).await?.started(self, cancelled, start).await
     }
 
-    async fn admit_job(&self, place: &Place, spec: &Spec, job: Job<'_>) -> Result<AdmittedJob> {
+    async fn admit_job(&self, place: &BackendProfile, spec: &Spec, job: Job<'_>) -> Result<AdmittedJob> {
         let Job { exec, code, secrets, oversight, checked_version, on_screened } = job;
         let redactor = self.redactor(code.as_ref().map_or(&secrets, |code| &code.secrets))?;
         if oversight == Oversight::Analysis {
@@ -185,7 +185,12 @@ impl AdmittedJob {
         self.checked_version.is_some() || self.call.as_ref().is_some_and(Call::lists_files)
     }
 
-    async fn start(&mut self, executor: &Executor, place: &Place, sandbox: &dyn Sandbox) -> Result<ExecHandle> {
+    async fn start(
+        &mut self,
+        executor: &Executor,
+        place: &BackendProfile,
+        sandbox: &dyn Sandbox,
+    ) -> Result<ExecHandle> {
         if let Some(call) = &mut self.call {
             call.denied = sandbox.network_denials();
         }

@@ -36,7 +36,7 @@ const RESULTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The origin of a sandbox: its backend, isolation level and capabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct BackendProfile {
     /// The backend's name.
     pub backend: String,
     /// Its isolation level.
@@ -45,7 +45,7 @@ pub struct Place {
     pub capabilities: Capabilities,
 }
 
-impl Place {
+impl BackendProfile {
     /// Describes the sandboxes of a backend.
     pub fn of(backend: &dyn Backend) -> Self {
         Self { backend: backend.name().to_owned(), level: backend.level(), capabilities: backend.capabilities() }
@@ -99,14 +99,19 @@ impl Executor {
     /// - the interpreter is missing (`NotFound`),
     /// - the request exceeds the configured bounds, or
     /// - a mandatory audit log cannot be written (`Unavailable`).
-    pub async fn execute(&self, place: &Place, sandbox: &dyn Sandbox, request: CodeRequest) -> Result<CodeResult> {
+    pub async fn execute(
+        &self,
+        place: &BackendProfile,
+        sandbox: &dyn Sandbox,
+        request: CodeRequest,
+    ) -> Result<CodeResult> {
         self.execute_live(place, sandbox, request, &|_| {}).await
     }
 
     /// Runs code like [`Self::execute`], and calls `on_output` for output as it arrives.
     pub async fn execute_live(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         on_output: OnOutput<'_>,
@@ -124,7 +129,7 @@ impl Executor {
     /// the usual bound.
     pub(crate) async fn execute_to_the_end(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         on_event: OnEvent<'_>,
@@ -155,7 +160,7 @@ impl Executor {
     pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
         let redactor = self.redactor(&request.secrets)?;
         let sandbox = self.record_network_without(backend.create(spec).await?, redactor);
-        let result = self.execute(&Place::of(backend), &*sandbox, request).await;
+        let result = self.execute(&BackendProfile::of(backend), &*sandbox, request).await;
         after_close(result, sandbox.close().await)
     }
 
@@ -165,14 +170,19 @@ impl Executor {
     /// # Errors
     /// - `NotFound` if the interpreter is missing.
     /// - `Unavailable` if it is too old.
-    pub async fn detect(&self, place: &Place, sandbox: &dyn Sandbox, language: &str) -> Result<Option<String>> {
+    pub async fn detect(
+        &self,
+        place: &BackendProfile,
+        sandbox: &dyn Sandbox,
+        language: &str,
+    ) -> Result<Option<String>> {
         let known = self.0.config.languages.by_name(language)?;
         let version = self.0.versions.ask(place, sandbox, language, known).await?;
         Ok(version.map(|version| version.to_string()))
     }
 
     /// Performs all steps before the start: bounds, audit record, static analysis.
-    pub(crate) async fn begin(&self, place: &Place, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
+    pub(crate) async fn begin(&self, place: &BackendProfile, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
         let Inner { config, .. } = &*self.0;
         let language = config.languages.by_name(&request.language)?.clone();
         config.bounds.code(&request.code)?;
@@ -219,7 +229,7 @@ impl Executor {
     /// result is its exit. Values of variables in `secrets` are removed from artifacts.
     pub(crate) async fn begin_command(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         exec: ExecRequest,
         secrets: Secrets,
@@ -257,7 +267,7 @@ impl Executor {
     pub(crate) async fn entry(
         &self,
         id: &str,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         request: &CodeRequest,
         program: Program,
@@ -291,7 +301,7 @@ impl Executor {
 /// Code that is ready to start. If it is dropped, its audit record ends as cancelled.
 pub(crate) struct Call {
     executor: Executor,
-    place: Place,
+    place: BackendProfile,
     id: String,
     name: String,
     language: Language,
@@ -423,7 +433,7 @@ pub(crate) fn result(exit: Exit, stdout: Bytes, stderr: Bytes, meta: Meta) -> Co
 }
 
 pub(crate) fn meta(
-    place: &Place,
+    place: &BackendProfile,
     sandbox: &dyn Sandbox,
     language: &Language,
     version: Option<String>,
@@ -510,7 +520,7 @@ pub(crate) enum Channel {
 
 impl Channel {
     /// Chooses a channel for one call. Returns `None` if the backend supports none.
-    pub(crate) fn choose(place: &Place, spec: &Spec, own: &Arc<OwnFiles>) -> Result<Option<Self>> {
+    pub(crate) fn choose(place: &BackendProfile, spec: &Spec, own: &Arc<OwnFiles>) -> Result<Option<Self>> {
         let has = |capability| place.capabilities.contains(&capability);
         let id = random_id()?;
         let writable = spec.workspace().access() == Access::ReadWrite;

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told() {
+    fn file_differences_are_reported() {
         let before = scan(&[("a", 1, Some(1)), ("b", 1, Some(1)), ("c", 1, None), ("d", 1, None)], true);
         let after = scan(&[("a", 1, Some(1)), ("b", 1, Some(2)), ("c", 2, None), ("e", 0, None)], true);
         let expected =
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_what_was_not_seen() {
+    fn incomplete_scans_report_no_changes() {
         let (part, all) = (scan(&[("a", 1, None)], false), scan(&[("a", 1, None), ("b", 1, None)], true));
         assert_eq!(changes(&part, &all), [], "b may have been there");
         assert_eq!(changes(&all, &part), [], "b may be there still");

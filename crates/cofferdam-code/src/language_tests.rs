@@ -50,7 +50,7 @@ fn configuration_adds_changes_and_restricts() {
 }
 
 #[test]
-fn a_built_in_language_keeps_what_configuration_does_not_say() {
+fn built_in_language_keeps_unconfigured_settings() {
     let changed = |name: &str, language: Language| {
         let languages = Languages::new(&BTreeMap::from([(name.to_owned(), language)]), None).unwrap();
         languages.by_name(name).unwrap().clone()

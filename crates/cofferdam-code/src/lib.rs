@@ -45,7 +45,7 @@ pub use bounds::Bounds;
 pub use config::{CodeConfig, Warn};
 pub use ends::Ends;
 pub use execution::{Execution, ExecutionOutput, Job, OnScreened, Oversight, Started};
-pub use executor::{Executor, OnOutput, Place};
+pub use executor::{BackendProfile, Executor, OnOutput};
 pub use language::{Language, Languages, MODULE, MODULE_INTERPRETER, Results};
 pub use line::Line;
 pub use request::{CodeRequest, Contents, Secret, Secrets, Want};

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::ends::{Ends, EndsBuffer};
 use crate::executor::OnOutput;
-use crate::{CodeRequest, CodeResult, Executor, Place, Want};
+use crate::{BackendProfile, CodeRequest, CodeResult, Executor, Want};
 
 /// The delimiter before and after the directory that the shell reports.
 const BEFORE: char = '\u{1e}';
@@ -32,7 +32,7 @@ impl Executor {
     /// and of the end of each stream.
     pub async fn run_line(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &dyn Sandbox,
         mut request: CodeRequest,
         keep: usize,
@@ -70,7 +70,7 @@ impl Executor {
     /// and standard error, whatever their length.
     pub async fn execute_ends(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         keep: usize,

@@ -7,9 +7,9 @@ use std::time::Instant;
 use cofferdam_audit::{Digest, Program, ProgramKind};
 use cofferdam_contract::{Level, Result, Sandbox, SandboxId, Snapshot, Spec};
 
-use crate::audit::Made;
+use crate::audit::RestoredSandbox;
 use crate::result::{posture_digest, random_id};
-use crate::{CodeRequest, Executor, Place};
+use crate::{BackendProfile, CodeRequest, Executor};
 
 /// The origin of a sandbox's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Executor {
     /// - `Unavailable` if the log is mandatory and cannot be written. The sandbox is then not created, or closed.
     pub async fn restore<T>(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         origin: Origin,
         create: impl Future<Output = Result<(Arc<dyn Sandbox>, T)>>,
@@ -66,7 +66,7 @@ impl Executor {
                 return Err(error);
             }
         };
-        let made = Made {
+        let made = RestoredSandbox {
             sandbox: sandbox.id().clone(),
             from: origin.from,
             // Only the state of a VM contains running programs.

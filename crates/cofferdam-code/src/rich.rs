@@ -145,7 +145,7 @@ mod tests {
 
     /// Promise (Code execution): Dropped results are counted.
     #[test]
-    fn what_is_not_well_formed_is_dropped_and_counted() {
+    fn malformed_results_are_dropped_and_counted() {
         let deep = format!("{{\"kind\":\"value\",\"data\":{{\"application/json\":\"{}\"}}}}", "[".repeat(10_000));
         for line in [
             "garbage",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cofferdam_contract::{ByteSize, Capability, Error, ErrorKind, ExecRequest, Fault, Result, Sandbox, Spec};
 use parking_lot::Mutex;
 
-use crate::{Language, Place, Runtime, error, rich};
+use crate::{BackendProfile, Language, Runtime, error, rich};
 
 /// Timeout for an interpreter to print its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
@@ -20,7 +20,7 @@ pub struct Versions(Mutex<HashMap<String, Arc<str>>>);
 
 impl Versions {
     /// Returns the version if it is known.
-    pub fn known(&self, place: &Place, spec: &Spec, name: &str) -> Option<Arc<str>> {
+    pub fn known(&self, place: &BackendProfile, spec: &Spec, name: &str) -> Option<Arc<str>> {
         let known = self.0.lock();
         known.get(&key(place, spec, name)).cloned()
     }
@@ -33,7 +33,7 @@ impl Versions {
     /// - `Unavailable` if it is too old.
     pub async fn ask(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &dyn Sandbox,
         name: &str,
         language: &Language,
@@ -86,7 +86,7 @@ pub fn at_least(
 }
 
 /// Returns the key of a kind of sandbox: those with the same backend and root have the same interpreters.
-fn key(place: &Place, spec: &Spec, name: &str) -> String {
+fn key(place: &BackendProfile, spec: &Spec, name: &str) -> String {
     format!("{}\0{:?}\0{name}", place.backend, spec.root())
 }
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_found_in_what_programs_say() {
+    fn versions_are_found_in_program_output() {
         for (output, version) in [
             ("Python 3.11.2\n", Some("3.11.2")),
             ("v20.20.2\n", Some("20.20.2")),

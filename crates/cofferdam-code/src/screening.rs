@@ -57,7 +57,7 @@ pub async fn screen(config: &ScreeningConfig, results: Results, code: &str) -> R
     tokio::task::spawn_blocking(move || evaluate(&config, language, &code)).await.map_err(|_| error::task("screen"))
 }
 
-/// Refuses to go on without the parsers, so that no code runs unscreened.
+/// Refuses to continue without the parsers, so that no code runs unscreened.
 fn require_parsers(is_built: bool) -> Result<()> {
     if is_built {
         return Ok(());
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syntax_error_is_told_and_nothing_of_the_code_goes_to_the_log() {
+    fn syntax_error_is_reported_and_code_stays_out_of_the_log() {
         for mode in [Mode::Off, Mode::Warn, Mode::Block] {
             let Verdict::Refused { error, reason } = verdict(mode, Mode::Block, "s3cret = = 1") else {
                 panic!("{mode}")
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoding_that_is_another_program_is_refused_told_or_none_of_our_business() {
+    fn declared_encoding_is_blocked_or_reported_by_mode() {
         let code = "# coding: utf-7\n#+AAo-import os";
         let Verdict::Refused { error, reason } = verdict(Mode::Block, Mode::Block, code) else { panic!("refused") };
         assert_eq!(error.kind(), ErrorKind::Denied);

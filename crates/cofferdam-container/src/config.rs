@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_looked_for_in_order() {
+    fn engine_sockets_are_tried_in_order() {
         let config = ContainerConfig { runtime_dir: Some("/run/user/7".into()), ..ContainerConfig::default() };
         let docker = ["unix:///var/run/docker.sock", "unix:///run/user/7/docker.sock"];
         let podman = ["unix:///run/user/7/podman/podman.sock", "unix:///run/podman/podman.sock"];

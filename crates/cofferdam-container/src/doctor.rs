@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_comes_with_what_to_do() {
+    fn doctor_findings_have_remedies() {
         let poor = Facts { cgroup_version: "1".to_owned(), ..Facts::default() };
         let findings = about(&poor, "unix:///x");
         let state = |name: &str| findings.iter().find(|finding| finding.name == name).unwrap();

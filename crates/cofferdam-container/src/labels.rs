@@ -28,7 +28,7 @@ pub(crate) const OWN_LABEL: &str = SANDBOX;
 /// A unique identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
-    /// The machine, its boot, and the pid namespace.
+    /// The host, its boot, and the pid namespace.
     pub host: String,
     pub process: u32,
     /// The start time in ticks since boot.
@@ -40,7 +40,7 @@ pub(crate) struct Owner {
 pub(crate) enum OwnerState {
     Alive,
     Dead,
-    /// The owner ran on another machine, in another boot or in another namespace, so that its state is unknown.
+    /// The owner ran on another host, in another boot or in another namespace, so that its state is unknown.
     Foreign,
 }
 
@@ -64,7 +64,7 @@ impl Owner {
     }
 }
 
-/// Returns the machine, its boot, and the pid namespace of this process.
+/// Returns the host, its boot, and the pid namespace of this process.
 fn host() -> std::io::Result<String> {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
@@ -172,7 +172,7 @@ mod tests {
         // A later process with the same pid.
         let reused = Owner { start: owner.start - 1, ..owner.clone() };
         assert_eq!(reused.state(&here), OwnerState::Dead);
-        // An owner of another machine, boot or namespace, even if its pid is free here.
+        // An owner of another host, boot or namespace, even if its pid is free here.
         let parts: Vec<&str> = here.split('/').collect();
         let others = [
             format!("{}/{}/{}", "0".repeat(32), parts[1], parts[2]),

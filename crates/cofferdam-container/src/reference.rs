@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused() {
+    fn invalid_image_names_are_refused() {
         let long = "a".repeat(513);
         for text in [
             "",
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_what_was_named() {
+    fn image_matches_the_requested_name() {
         let id = DIGEST;
         let tags = |tags: &[&str]| tags.iter().map(|tag| (*tag).to_owned()).collect::<Vec<_>>();
         assert!(named("python").is(id, &tags(&["python:latest"]), &[]));
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allowlist_allows_what_it_names_and_nothing_else() {
+    fn allowlist_allows_listed_images_only() {
         let other = DIGEST.replace('0', "1");
         let (digest, other) = (format!("python@{DIGEST}"), format!("python@{other}"));
         let tagged = format!("python:3@{DIGEST}");

@@ -99,7 +99,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn the_limit_follows_what_is_stored_and_is_never_more_than_both_limits() {
+    fn memory_limit_follows_stored_bytes_up_to_both_limits() {
         for (stored, expected) in [(0, 512), (MIB, 512), (20 * MIB, 576), (100 * MIB, 640), (1024 * MIB, 1536)] {
             assert_eq!(wanted(512 * MIB, 1024 * MIB, stored), expected * MIB, "{stored}");
         }

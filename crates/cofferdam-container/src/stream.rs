@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_written_arrives_whole_and_in_pieces() {
+    async fn written_bytes_arrive_complete_in_chunks() {
         let (mut chunks, mut body) = channel();
         let data: Vec<u8> = (0..3 * CHUNK + 17).map(|n| n as u8).collect();
         let copy = data.clone();

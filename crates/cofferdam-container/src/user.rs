@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn another_directory_than_the_one_that_was_opened_is_not_accepted() {
+    fn directory_that_differs_from_the_opened_one_is_refused() {
         let temp = tempfile::tempdir().unwrap();
         let top = temp.path().canonicalize().unwrap();
         for name in ["named", "other"] {

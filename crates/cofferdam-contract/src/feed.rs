@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_feed_ends_after_what_came_before_its_stop() {
+    async fn feed_ends_after_the_events_before_its_stop() {
         let (sender, receiver) = broadcast::channel(2);
         let (mut feed, stop) = NetworkFeed::new(receiver);
         for port in 1..=4 {

@@ -363,7 +363,7 @@ mod tests {
 
     /// Promise (Contract): A late subscriber receives no earlier output.
     #[tokio::test]
-    async fn a_late_subscriber_gets_only_what_comes() {
+    async fn late_subscriber_receives_only_later_output() {
         let publisher = Publisher::new(100, 100);
         let mut early = publisher.subscribe();
         publish(&publisher, "a");
@@ -448,7 +448,7 @@ mod tests {
 
     /// Promise (Server): Output that was lost at the daemon counts as lost at the client.
     #[tokio::test]
-    async fn what_was_lost_or_dropped_elsewhere_counts_here() {
+    async fn output_lost_elsewhere_is_counted() {
         let publisher = Publisher::new(100, 10);
         let mut reader = publisher.subscribe();
         publish(&publisher, "ab");

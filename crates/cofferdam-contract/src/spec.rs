@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_lent_to_be_read_is_closed_to_the_file_api() {
+    fn file_api_refuses_changes_of_read_only_mounts_only() {
         for access in [Access::ReadWrite, Access::ReadOnly] {
             assert!(Workspace::Private { access }.check_change("write_file").is_ok());
             let mounted = Workspace::HostDir { path: "/srv/x".into(), access };

@@ -22,7 +22,7 @@ use crate::wire::{Detail, ProcessConfig, ProcessMessage, StartRequest, Timeout};
 /// Time for a script, which moves, lists or ends things.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The state of a sandbox. A number tells one time of running from the next.
+/// The state of a sandbox. A number distinguishes one period of running from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     Running(u64),

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! E2B's agent keeps a program running whose connection is cut, and discards what it prints until the next connection.
-//! How much that was is not known, so that the exit is marked as truncated. An exit is kept by the agent for 30 s; later
+//! The lost amount is unknown, so the exit is marked as truncated. An exit is kept by the agent for 30 s; later
 //! it is unknown, which is an error.
 
 use std::sync::Arc;

@@ -150,7 +150,7 @@ mod tests {
 
     /// Promise (E2B): A limit counts as enforced only if the VM, measured inside, has no more than it allows.
     #[test]
-    fn limits_hold_by_what_the_vm_has() {
+    fn limits_are_enforced_if_the_vm_measures_no_more() {
         use ProtectionState::{Absent, Enforced, NotAsked, WeakerThanRequired};
         let limits = Limits { cpus: Some(Cpus::from_millis(2000)), ..Limits::default() };
         let spec = spec(limits, Access::ReadWrite);

@@ -75,7 +75,7 @@ async fn after_failed_pause(core: &Core, epoch: u64, failure: Failure) -> Result
     }
 }
 
-/// Resumes a sandbox, whose connections begin anew.
+/// Resumes a sandbox. Its connections must be opened again.
 async fn resume(core: Arc<Core>) -> Result<()> {
     let _changing = core.changing.lock().await;
     let epoch = match core.phase() {

@@ -144,7 +144,7 @@ mod tests {
 
     /// Promise (Network): Private, local and reserved addresses are not public.
     #[test]
-    fn what_is_close_is_not_public() {
+    fn private_and_reserved_addresses_are_not_public() {
         for text in [
             "0.0.0.0",
             "0.1.2.3",

@@ -128,7 +128,7 @@ impl Client {
         let uri: Uri = request.url.parse().map_err(|_| FetchError::Invalid("the URL is malformed"))?;
         let to = destination(&uri)?;
         let message = message(&request, &uri, &to)?;
-        self.judge(&message, &to)?;
+        self.check_rules(&message, &to)?;
         let stream = self.connect(&to).await?;
         if !to.is_secure {
             return send(stream, message, request.max_body).await;
@@ -142,7 +142,7 @@ impl Client {
     }
 
     /// Checks the request against the rules, before anything is resolved.
-    fn judge(&self, message: &Request<Full<Bytes>>, to: &Destination<'_>) -> std::result::Result<(), FetchError> {
+    fn check_rules(&self, message: &Request<Full<Bytes>>, to: &Destination<'_>) -> std::result::Result<(), FetchError> {
         let content = Content::Request {
             secure: to.is_secure,
             method: message.method().as_str().to_owned(),

@@ -31,7 +31,7 @@ const DISPLACED: &str = "displaced by connections of another sandbox; raise the 
 
 /// The state that all connections of a sandbox share: the rules as they are now, and where decisions are noted.
 #[derive(Debug)]
-pub struct Judge {
+pub struct PolicyEnforcer {
     rules: watch::Sender<Arc<Rules>>,
     pub denials: Arc<Denials>,
     events: broadcast::Sender<NetworkEvent>,
@@ -46,7 +46,7 @@ pub struct Judge {
     received: AtomicU64,
 }
 
-impl Judge {
+impl PolicyEnforcer {
     pub fn new(rules: Rules) -> Self {
         let (events, first) = broadcast::channel(MAX_EVENTS);
         let rules = watch::Sender::new(Arc::new(rules));
@@ -102,7 +102,7 @@ impl Judge {
 /// A connection, with the decisions about its contents. Its end is reported when it is dropped.
 #[derive(Debug)]
 pub struct Flow {
-    judge: Arc<Judge>,
+    enforcer: Arc<PolicyEnforcer>,
     /// The name or address as the guest knows it.
     host: String,
     /// The address, if the guest named no host.
@@ -129,15 +129,15 @@ pub struct Flow {
 
 impl Flow {
     pub fn new(
-        judge: &Arc<Judge>,
+        enforcer: &Arc<PolicyEnforcer>,
         host: String,
         literal: Option<IpAddr>,
         port: u16,
         displaced: Arc<AtomicBool>,
     ) -> Arc<Self> {
-        judge.connections.fetch_add(1, Ordering::Relaxed);
+        enforcer.connections.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
-            judge: Arc::clone(judge),
+            enforcer: Arc::clone(enforcer),
             host,
             literal,
             port,
@@ -161,7 +161,7 @@ impl Flow {
 
     /// Decides about contents of the connection, and counts a request of the rule.
     pub fn admit(&self, content: Content) -> Result<(), String> {
-        let rules = self.judge.rules();
+        let rules = self.enforcer.rules();
         let decided = self.decide(&rules, &content);
         let alike = decided.as_ref().is_ok_and(|rule| self.is_charged_alike(rule));
         let counted = decided.and_then(|rule| rule.budget.request(Instant::now()).map(|()| rule));
@@ -201,7 +201,7 @@ impl Flow {
 
     /// Returns true if the rules may allow contents of the connection.
     pub fn may_be_allowed(&self) -> bool {
-        let rules = self.judge.rules();
+        let rules = self.enforcer.rules();
         match self.server() {
             Server::Name(name) => {
                 matches!(rules.lookup(name), Ok(Query::Name(target)) if target.has_port(self.port))
@@ -229,9 +229,9 @@ impl Flow {
 
     /// Reports a request, with the reason if it was refused. Of very many requests, only some have an event.
     pub fn report_request(&self, method: &str, path: &str, refused: Option<&str>) {
-        self.judge.requests.fetch_add(1, Ordering::Relaxed);
+        self.enforcer.requests.fetch_add(1, Ordering::Relaxed);
         self.requests.fetch_add(1, Ordering::Relaxed);
-        if !self.judge.reports.lock().try_turn() {
+        if !self.enforcer.reports.lock().try_turn() {
             return;
         }
         let secure = self.secure.load(Ordering::Relaxed);
@@ -246,7 +246,7 @@ impl Flow {
             ..self.event(&content)
         };
         // Without a reader, there is nothing to do.
-        let _ = self.judge.events.send(event);
+        let _ = self.enforcer.events.send(event);
     }
 
     /// Notes that the gateway intercepts TLS of the connection.
@@ -256,7 +256,7 @@ impl Flow {
 
     /// Notes that the connection is refused.
     pub fn deny(&self, why: impl std::fmt::Display) {
-        self.judge.denials.note(format_args!("the connection to {}:{}", self.host, self.port), &why);
+        self.enforcer.denials.note(format_args!("the connection to {}:{}", self.host, self.port), &why);
         self.set_refused(why);
     }
 
@@ -327,7 +327,7 @@ impl Flow {
 
     /// Waits until the rules no longer allow what the connection carries.
     pub async fn revoked(&self) {
-        let mut changes = self.judge.rules.subscribe();
+        let mut changes = self.enforcer.rules.subscribe();
         loop {
             let rules = Arc::clone(&changes.borrow_and_update());
             let content = self.current.lock().as_ref().map(|(content, _)| content.clone());
@@ -388,7 +388,7 @@ impl Drop for Flow {
             (false, false) => None,
         };
         let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ended, ..self.event(&content) };
-        let _ = self.judge.events.send(event);
+        let _ = self.enforcer.events.send(event);
     }
 }
 
@@ -471,7 +471,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         let Self { inner, flow, .. } = &mut *self;
         let bytes = ready!(flow.pass(|most| poll_read_at_most((inner, flow), cx, buffer, most)))?;
         flow.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        flow.judge.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        flow.enforcer.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 }
@@ -485,7 +485,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
             _ => Pin::new(inner).poll_write(cx, &data[..data.len().min(most)]),
         }))?;
         flow.received.fetch_add(bytes as u64, Ordering::Relaxed);
-        flow.judge.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        flow.enforcer.received.fetch_add(bytes as u64, Ordering::Relaxed);
         Poll::Ready(Ok(bytes))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cofferdam_contract::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::flow::{Flow, Judge};
+use crate::flow::{Flow, PolicyEnforcer};
 use crate::proxy::{self, Wanted};
 use crate::rules::{Query, Rules};
 use crate::sniff::{self, Protocol};
@@ -47,9 +47,9 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Query::Name(target) = rules.lookup(name)? else { return Err(Refusal::InvalidName) };
-    let judge = Arc::new(Judge::new(rules));
-    let denials = Arc::clone(&judge.denials);
-    let flow = Flow::new(&judge, target.name.clone(), None, port, Arc::default());
+    let enforcer = Arc::new(PolicyEnforcer::new(rules));
+    let denials = Arc::clone(&enforcer.denials);
+    let flow = Flow::new(&enforcer, target.name.clone(), None, port, Arc::default());
     let route = http::Route { target, port, denials: Arc::clone(&denials), secrets: None, flow: Some(flow) };
     http::serve(client, server, route).await;
     Ok(denials.list().iter().map(ToString::to_string).collect())

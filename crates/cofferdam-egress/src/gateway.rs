@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use crate::access::Access;
 use crate::addresses::is_exhausted;
 use crate::begin::{Begun, FIRST_TIMEOUT, recognise};
-use crate::flow::{Flow, Judge, Metered, copy};
+use crate::flow::{Flow, Metered, PolicyEnforcer, copy};
 use crate::inspect::Inspected;
 use crate::intercept::{self, Interception};
 use crate::names::{FIRST_NAME, Names};
@@ -45,7 +45,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const EXHAUSTED: &str = "this process has no free descriptor; raise its limit of open files (ulimit -n)";
 /// The reason if a connection is closed because of the number of others.
 const TOO_MANY: &str = "too many are open";
-/// Ports on which only this protocol is spoken.
+/// Ports that allow this protocol only.
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
 const DNS: u16 = 53;
@@ -73,7 +73,7 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct Shared {
-    judge: Arc<Judge>,
+    enforcer: Arc<PolicyEnforcer>,
     names: Mutex<Names>,
     secrets: Option<Arc<Secrets>>,
     /// The secrets as the policy has them.
@@ -165,18 +165,18 @@ impl Gateway {
     /// Returns what was refused so far.
     pub fn denials(&self) -> Vec<NetworkDenial> {
         self.shared.refuse_arrived();
-        self.shared.judge.denials.list()
+        self.shared.enforcer.denials.list()
     }
 
     /// Returns what the sandbox has used so far.
     pub fn usage(&self) -> NetworkUsage {
         self.shared.refuse_arrived();
-        self.shared.judge.usage()
+        self.shared.enforcer.usage()
     }
 
     /// Replaces the rules. Connections that the new ones do not allow are closed.
     pub fn set_rules(&self, rules: Rules) {
-        self.shared.judge.set_rules(rules);
+        self.shared.enforcer.set_rules(rules);
     }
 
     /// Returns true if the sandbox was created with these secrets.
@@ -191,7 +191,7 @@ impl Gateway {
 
     /// Returns a receiver of an event for each connection and request from now on.
     pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
-        self.shared.judge.events()
+        self.shared.enforcer.events()
     }
 }
 
@@ -225,7 +225,7 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             Ok((client, _)) => client,
             Err(error) => {
                 if is_exhausted(&error) {
-                    shared.judge.denials.note(format_args!("further connections to port {port}"), EXHAUSTED);
+                    shared.enforcer.denials.note(format_args!("further connections to port {port}"), EXHAUSTED);
                 }
                 sleep(RETRY_INTERVAL).await;
                 continue;
@@ -311,15 +311,15 @@ async fn relay<S>(mut client: S, destination: &Destination, shared: &Shared, flo
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    if shared.judge.rules().is_learning() {
+    if shared.enforcer.rules().is_learning() {
         return flow.deny(Refusal::Learning);
     }
     if !flow.may_be_allowed() {
         return flow.deny(Refusal::NotListed);
     }
     let connected = match destination {
-        Destination::Name(target, port) => shared.upstream.connect(target, *port, &shared.judge.rules()).await,
-        Destination::Address(to) => shared.upstream.connect_literal(*to, &shared.judge.rules()).await,
+        Destination::Name(target, port) => shared.upstream.connect(target, *port, &shared.enforcer.rules()).await,
+        Destination::Address(to) => shared.upstream.connect_literal(*to, &shared.enforcer.rules()).await,
     };
     let mut server = match connected {
         Ok(server) => server,
@@ -347,7 +347,7 @@ where
         Begun::Incomplete => return flow.deny("its first message was never complete"),
         Begun::Closed => return,
     };
-    let denials = Arc::clone(&shared.judge.denials);
+    let denials = Arc::clone(&shared.enforcer.denials);
     let secrets = shared.secrets.clone();
     let route = http::Route { target: Arc::clone(target), port: *port, denials, secrets, flow: Some(Arc::clone(flow)) };
     match protocol {
@@ -399,7 +399,7 @@ impl Shared {
     fn new(access: Access, own: Ipv4Addr, first_name: Ipv4Addr) -> Arc<Self> {
         let Access { rules, secrets, declared, interception } = access;
         Arc::new(Self {
-            judge: Arc::new(Judge::new(rules)),
+            enforcer: Arc::new(PolicyEnforcer::new(rules)),
             names: Mutex::new(Names::new(first_name)),
             secrets,
             declared,
@@ -414,7 +414,7 @@ impl Shared {
     /// Returns the means to intercept TLS to a server, if its requests must be seen.
     fn interception(&self, target: &Target, port: u16) -> Option<&Interception> {
         let secret = self.secrets.as_ref().is_some_and(|secrets| secrets.has_host(&target.name, port));
-        let needed = secret || self.judge.rules().needs_interception(Server::Name(&target.name), port);
+        let needed = secret || self.enforcer.rules().needs_interception(Server::Name(&target.name), port);
         self.interception.as_ref().filter(|_| needed)
     }
 
@@ -424,14 +424,14 @@ impl Shared {
             Destination::Name(target, port) => (target.name.clone(), None, *port),
             Destination::Address(to) => (to.ip().to_string(), Some(to.ip()), to.port()),
         };
-        Flow::new(&self.judge, host, literal, port, displaced)
+        Flow::new(&self.enforcer, host, literal, port, displaced)
     }
 
     /// Returns the state of a connection that is refused at once.
     fn refused(&self, name: &str, port: u16, refusal: Refusal) -> Arc<Flow> {
         // Not a text of the guest's choice.
         let name = if refusal == Refusal::InvalidName { "an invalid name" } else { name };
-        Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port, Arc::default())
+        Flow::new(&self.enforcer, name.to_owned(), name.parse().ok(), port, Arc::default())
     }
 
     /// Reports a connection that the kernel refused.
@@ -454,11 +454,11 @@ impl Shared {
     fn permit(&self, to: SocketAddr) -> Option<Permit> {
         let permit = self.connections.open();
         if permit.is_none() {
-            self.judge.denials.note(format_args!("further connections to port {}", to.port()), TOO_MANY);
+            self.enforcer.denials.note(format_args!("further connections to port {}", to.port()), TOO_MANY);
             let name = self.name(to.ip());
             let literal = name.is_none().then_some(to.ip());
             let host = name.unwrap_or_else(|| to.ip().to_string());
-            Flow::new(&self.judge, host, literal, to.port(), Arc::default()).set_refused(TOO_MANY);
+            Flow::new(&self.enforcer, host, literal, to.port(), Arc::default()).set_refused(TOO_MANY);
         }
         permit
     }
@@ -474,7 +474,7 @@ impl Shared {
     /// Serves a connection until it ends or another sandbox needs its place.
     async fn hold(&self, permit: Permit, port: u16, serving: impl Future<Output = ()>) {
         if !permit.hold(serving).await {
-            self.judge.note_displaced(port);
+            self.enforcer.note_displaced(port);
         }
     }
 
@@ -484,7 +484,7 @@ impl Shared {
         if let Some(name) = self.name(to.ip()) {
             return self.named(name, to.port());
         }
-        match self.judge.rules().connect([], to) {
+        match self.enforcer.rules().connect([], to) {
             // A rule for such a range is about names that lead there. Any IPv4 address has a form in it.
             Ok(_) if to.ip().is_ipv6() => Err((to.ip().to_string(), Refusal::NotLookedUp)),
             Ok(_) => Ok(Destination::Address(to)),
@@ -494,7 +494,7 @@ impl Shared {
 
     /// Returns the destination of a connection to a name.
     fn named(&self, name: String, port: u16) -> Result<Destination, (String, Refusal)> {
-        match self.judge.rules().lookup(&name) {
+        match self.enforcer.rules().lookup(&name) {
             Ok(Query::Name(target)) if target.has_port(port) => Ok(Destination::Name(target, port)),
             Ok(_) => Err((name, Refusal::OtherPort)),
             Err(refusal) => Err((name, refusal)),
@@ -502,7 +502,7 @@ impl Shared {
     }
 
     fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
-        dns::answer(query, &self.judge.rules(), &self.names, &self.judge.denials)
+        dns::answer(query, &self.enforcer.rules(), &self.names, &self.enforcer.denials)
     }
 }
 

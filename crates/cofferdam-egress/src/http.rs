@@ -178,7 +178,7 @@ impl Upstream {
         let upgrades = is_websocket(request.headers());
         remove_hop_by_hop(request.headers_mut());
         if request.headers().contains_key(TRANSFER_ENCODING) {
-            // Hyper has checked that the last one is chunked, and encodes the body anew.
+            // Hyper has checked that the last one is chunked, and encodes the body again.
             request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         let client = upgrades.then(|| {

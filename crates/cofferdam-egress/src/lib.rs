@@ -5,7 +5,7 @@
 //! guest --connection to it--> gateway --rules, checks of TLS and HTTP--> the host's resolver --rules--> server
 //! ```
 //!
-//! [`Rules`] is the only judge of names, addresses and ports, at every isolation level. It does no IO. The gateway serves
+//! Only [`Rules`] decides about names, addresses and ports, at every isolation level. It does no IO. The gateway serves
 //! the sockets of a sandbox that has no other way out. A guest never learns the address of a server, and cannot choose
 //! one: the gateway connects to an address that it resolved itself for the name.
 //!

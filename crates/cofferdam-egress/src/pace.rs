@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn turns_that_are_not_due_are_not_taken() {
+    async fn turns_before_their_time_are_not_taken() {
         tokio::time::advance(Duration::from_secs(60)).await;
         let mut pace = Pace::of_reports();
         let mut taken = || (0..10_000).filter(|_| pace.try_turn()).count();

@@ -176,7 +176,7 @@ proptest! {
 
     /// Promise (Network): A guest can look up listed names only.
     #[test]
-    fn only_what_is_listed_is_looked_up(asked in "[a-c.*A-C]{0,12}") {
+    fn only_listed_names_are_resolved(asked in "[a-c.*A-C]{0,12}") {
         let rules = read(&["a.b", "*.b.c"]).unwrap();
         if rules.lookup(&asked).is_ok() {
             let name = asked.to_ascii_lowercase();
@@ -283,7 +283,7 @@ fn requests_are_decided_by_protocol_method_and_path() {
     }
 }
 
-/// The text of a rule tells it apart from other rules of its host.
+/// The text of a rule differs from that of other rules of its host.
 #[test]
 fn the_text_of_a_rule_has_its_methods_and_paths() {
     let text = |rule: &str| detailed(&format!("[{rule}]")).unwrap().rules[0].text.clone();

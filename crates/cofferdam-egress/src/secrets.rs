@@ -59,13 +59,13 @@ struct Secret {
     placeholder: String,
     value: Value,
     hosts: Rules,
-    place: Place,
+    place: InjectionPoint,
     uses: AtomicU64,
     max_uses: u64,
 }
 
 /// A checked [`SecretPlace`].
-enum Place {
+enum InjectionPoint {
     Header(HeaderName),
     Query(String),
     Basic,
@@ -192,7 +192,7 @@ impl Secret {
         if secret.max_uses == Some(0) {
             return invalid("has max_uses 0", "use at least 1, or leave it out for no limit");
         }
-        let place = Place::of(&secret.place)?;
+        let place = InjectionPoint::of(&secret.place)?;
         let hosts = Rules::of(&NetworkPolicy::Allow { hosts: secret.hosts.clone() })?;
         let Some(hosts) = hosts.filter(|hosts| hosts.addresses().next().is_none()) else {
             return invalid("has an address as a host", "use names: connections to addresses are not inspected");
@@ -227,9 +227,9 @@ impl Secret {
     /// Replaces the placeholder, if the request has it in the secret's place.
     fn inject(&self, request: &mut request::Parts) -> std::result::Result<(), String> {
         match &self.place {
-            Place::Header(name) => self.inject_header(request, name),
-            Place::Query(name) => self.inject_query(request, name),
-            Place::Basic => self.inject_basic(request),
+            InjectionPoint::Header(name) => self.inject_header(request, name),
+            InjectionPoint::Query(name) => self.inject_query(request, name),
+            InjectionPoint::Basic => self.inject_basic(request),
         }
     }
 
@@ -330,7 +330,7 @@ impl Secret {
     }
 }
 
-impl Place {
+impl InjectionPoint {
     fn of(place: &SecretPlace) -> Result<Self> {
         let invalid =
             |what: &str, remedy: &str| Err(Error::invalid("create", format!("a secret {what}")).with_remedy(remedy));

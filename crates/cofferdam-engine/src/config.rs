@@ -45,7 +45,7 @@ pub struct PoolConfig {
     /// The longest time that a refill yields to claims and to creates with waiting callers. After it, the refill runs
     /// beside them. Default: 50 ms.
     #[serde(with = "serde_duration")]
-    pub refill_patience: Duration,
+    pub refill_yield_timeout: Duration,
     /// Backoff after the first failed refill. It doubles with each further failure. Default: 100 ms.
     #[serde(with = "serde_duration")]
     pub first_backoff: Duration,
@@ -72,7 +72,7 @@ impl Default for PoolConfig {
             max_waiting_per_tenant: 64,
             refill_at_once: 1,
             refill_delay: Duration::from_millis(5),
-            refill_patience: Duration::from_millis(50),
+            refill_yield_timeout: Duration::from_millis(50),
             first_backoff: Duration::from_millis(100),
             max_backoff: Duration::from_secs(30),
             check_every: Duration::from_secs(5),
@@ -112,7 +112,7 @@ impl PoolConfig {
             self.check_every,
         ];
         if times.iter().any(Duration::is_zero) {
-            return bad("a pool's times must not be 0, except refill_delay and refill_patience");
+            return bad("a pool's times must not be 0, except refill_delay and refill_yield_timeout");
         }
         Ok(())
     }

@@ -16,9 +16,9 @@
 //! - Decisions of the pool: `pool/ledger.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one
 //!   lock, which is never held across an await.
 //! - Execution of the decisions: `pool/shared.rs`, with one task for each create and close, so that a cancelled caller
-//!   leaves no partial sandbox. Background refill task: `pool/keeper.rs`.
+//!   leaves no partial sandbox. Background refill task: `pool/refiller.rs`.
 //! - Compatibility of a request with a prepared interpreter, and the time of the next refill: `interpreters/fits.rs`
-//!   and `interpreters/shelf.rs`, which are pure.
+//!   and `interpreters/slots.rs`, which are pure.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -21,7 +21,7 @@ fn pooled(backend: &Arc<SimulatedBackend>, template: Spec) -> PooledBackend {
 /// Promise (Warm sandboxes and pools): The simulated backend passes the conformance suite through a pool, which leaves
 /// nothing.
 #[tokio::test(start_paused = true)]
-async fn the_pooled_path_passes_the_kit_and_leaves_nothing() {
+async fn conformance_suite_passes_through_a_pool_without_leftovers() {
     let backend = Arc::new(SimulatedBackend::default());
     let pooled = Arc::new(pooled(&backend, of_tenant("template")));
     let target = Target::new(Arc::clone(&pooled) as _, SimulatedPrograms);
@@ -38,7 +38,7 @@ async fn the_pooled_path_passes_the_kit_and_leaves_nothing() {
 /// Promise (Warm sandboxes and pools): The simulated backend passes the conformance suite through prepared
 /// sandboxes as the server has them, which leaves nothing.
 #[tokio::test(start_paused = true)]
-async fn prepared_backends_pass_the_kit_and_leave_nothing() {
+async fn conformance_suite_passes_prepared_backends_without_leftovers() {
     let backend = Arc::new(SimulatedBackend::default());
     let (inner, none) = (Arc::clone(&backend) as _, InterpretersConfig::new([]));
     let prepared = PreparedBackend::new(inner, of_tenant("template"), PoolConfig::default(), none).unwrap();
@@ -51,7 +51,7 @@ async fn prepared_backends_pass_the_kit_and_leave_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pooled_path_passes_the_kit_cold() {
+async fn conformance_suite_passes_through_a_pool_without_warm_sandboxes() {
     let capabilities =
         SimulatedConfig::default().capabilities.into_iter().filter(|it| *it != Capability::Warm).collect();
     let backend = Arc::new(SimulatedBackend::new(SimulatedConfig { capabilities, ..SimulatedConfig::default() }));
@@ -115,7 +115,7 @@ proptest! {
             for seed in seeds {
                 settle().await;
                 // A mounted host directory is a setting that the simulation rejects in both cases.
-                let trial = Trial::seeded(seed, &Spec::default(), Some(std::path::Path::new("/lent")));
+                let trial = Trial::seeded(seed, &Spec::default(), Some(std::path::Path::new("/mounted")));
                 let compared = compare_backends(&*backend, &pooled, &SimulatedPrograms, &trial).await;
                 differs.extend(compared.err().map(|differs| format!("{differs}, for {:?}", trial.spec)));
             }
@@ -129,7 +129,7 @@ proptest! {
 
 /// The property above can fail: sandboxes of different specs compare as different.
 #[tokio::test(start_paused = true)]
-async fn different_twins_are_told_apart() {
+async fn comparison_detects_different_sandboxes() {
     let backend = Arc::new(SimulatedBackend::default());
     let weak = SimulatedConfig {
         shortfalls: [(Protection::Memory, ProtectionState::Absent)].into(),
@@ -152,7 +152,7 @@ async fn a_refusal_of_the_backend_passes_through() {
     let backend = Arc::new(SimulatedBackend::with_faults(FaultPlan::none()));
     let pooled = pooled(&backend, Spec::default());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let mounted = Workspace::HostDir { path: "/lent".into(), access: Access::ReadWrite };
+    let mounted = Workspace::HostDir { path: "/mounted".into(), access: Access::ReadWrite };
     let spec = Spec::builder().workspace(mounted).build().unwrap();
     let (one, other) = (backend.create(spec.clone()).await.unwrap_err(), pooled.create(spec).await.unwrap_err());
     assert_eq!(one.to_json(), other.to_json());

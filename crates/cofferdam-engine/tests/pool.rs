@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// Promise (Warm sandboxes and pools): A claim takes an idle sandbox, and the pool replaces it.
 #[tokio::test(start_paused = true)]
-async fn a_claim_takes_one_that_waits_and_it_is_replaced() {
+async fn claim_takes_an_idle_sandbox_that_is_replaced() {
     let (backend, pool) = pool(small(), FaultPlan::none());
     settle().await;
     let waiting = backend.living();
@@ -73,7 +73,7 @@ async fn no_sandbox_is_given_out_twice() {
 
 /// Promise (Warm sandboxes and pools): A pool creates a sandbox if no warm one is compatible with the spec.
 #[tokio::test(start_paused = true)]
-async fn what_does_not_fit_is_created() {
+async fn incompatible_spec_is_created() {
     let (backend, pool) = pool(small(), FaultPlan::none());
     settle().await;
     let waiting = backend.living();
@@ -85,7 +85,7 @@ async fn what_does_not_fit_is_created() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_waits_makes_room_for_what_does_not_fit() {
+async fn idle_sandbox_is_evicted_for_an_incompatible_claim() {
     let config = PoolConfig { min_warm: 2, max_warm: 2, max: 2, ..PoolConfig::default() };
     let (backend, pool) = pool(config, FaultPlan::none());
     settle().await;
@@ -138,7 +138,7 @@ async fn never_more_than_max_are_alive_and_tenants_are_served_in_turn() {
 /// Promise (Warm sandboxes and pools): The queues of a pool are limited, in all and for each tenant, and a refusal has
 /// a remedy.
 #[tokio::test(start_paused = true)]
-async fn queues_are_bounded_and_say_what_to_do() {
+async fn queues_are_bounded_and_refusals_have_a_remedy() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 1, max_waiting: 3, max_waiting_per_tenant: 2, ..small() };
     let (_backend, pool) = pool(config, FaultPlan::none());
     let pool = Arc::new(pool);
@@ -180,7 +180,7 @@ async fn a_claim_waits_so_long_and_no_longer() {
 
 /// Promise (Warm sandboxes and pools): A caller that cancels its claim leaves nothing.
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_leaves_nothing_behind() {
+async fn cancelled_claim_leaves_nothing() {
     let faults = FaultPlan::none().delay(FaultPoint::Create, 1, 10 * SECOND);
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 1, ..small() };
     let (backend, pool) = pool(config, faults);
@@ -207,7 +207,7 @@ async fn a_backend_that_hangs_is_given_up() {
 
 /// Promise (Warm sandboxes and pools): A pool replaces a dead sandbox at the claim and does not lease it.
 #[tokio::test(start_paused = true)]
-async fn one_that_died_is_replaced_and_not_given_out() {
+async fn dead_sandbox_is_replaced_and_not_leased() {
     let faults = FaultPlan::none().die_waiting(1, 3 * SECOND).die_waiting(2, 3 * SECOND);
     let (backend, pool) = pool(PoolConfig { check_every: 3600 * SECOND, ..small() }, faults);
     settle().await;
@@ -220,7 +220,7 @@ async fn one_that_died_is_replaced_and_not_given_out() {
 
 /// Promise (Warm sandboxes and pools): A pool finds and replaces dead sandboxes while it is idle.
 #[tokio::test(start_paused = true)]
-async fn the_dead_are_found_while_nobody_claims() {
+async fn dead_sandboxes_are_replaced_while_the_pool_is_idle() {
     let (_backend, pool) = pool(small(), FaultPlan::none().die_waiting(1, 3 * SECOND));
     tokio::time::sleep(30 * SECOND).await;
     let metrics = pool.metrics();
@@ -245,7 +245,7 @@ async fn a_claim_that_fails_is_replaced_where_that_can_help_and_else_reported() 
 
 /// Promise (Warm sandboxes and pools): A pool refuses what a create refuses as too weak.
 #[tokio::test(start_paused = true)]
-async fn what_a_create_refuses_as_weaker_a_pool_refuses_too() {
+async fn pool_refuses_weaker_protection_as_a_create_does() {
     let backend = SimulatedConfig {
         shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
         fixed_when_warm: [].into(),
@@ -362,7 +362,7 @@ async fn shutdown_waits_for_leases_and_leaves_nothing() {
 
 /// Promise (Warm sandboxes and pools): The shutdown of a pool ends leases after its timeout and refuses waiting claims.
 #[tokio::test(start_paused = true)]
-async fn shutdown_ends_what_does_not_end_and_refuses_who_waits() {
+async fn shutdown_ends_leases_after_its_timeout_and_refuses_waiting_claims() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 2, ..small() };
     let faults = FaultPlan::none().delay(FaultPoint::Create, 2, 15 * SECOND);
     let (backend, pool) = pool(config, faults);
@@ -387,7 +387,7 @@ async fn shutdown_ends_what_does_not_end_and_refuses_who_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_tells_of_closes_that_hang_or_fail() {
+async fn shutdown_reports_closes_that_hang_or_fail() {
     let (_backend, pool_1) = pool(small(), FaultPlan::none().delay(FaultPoint::Close, 1, 3600 * SECOND));
     drop(pool_1.claim(Spec::default()).await.unwrap());
     let error = pool_1.shutdown(SECOND).await.unwrap_err();
@@ -433,10 +433,10 @@ fn a_runtime_that_ends_takes_everything_with_it() {
 #[test]
 fn a_pool_needs_a_runtime_and_a_sound_configuration() {
     let backend = Arc::new(SimulatedBackend::default());
-    let made = Pool::new(Arc::clone(&backend) as _, Spec::default(), PoolConfig::default());
-    assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
-    let made = Pool::new(backend, Spec::default(), PoolConfig { max: 0, ..PoolConfig::default() });
-    assert_eq!(made.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let created = Pool::new(Arc::clone(&backend) as _, Spec::default(), PoolConfig::default());
+    assert_eq!(created.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let created = Pool::new(backend, Spec::default(), PoolConfig { max: 0, ..PoolConfig::default() });
+    assert_eq!(created.unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
 /// A backend that panics in every create.
@@ -472,7 +472,7 @@ impl Backend for Panicking {
 
 /// Promise (Warm sandboxes and pools): A panic of the backend fails one claim and frees its slot.
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_backend_costs_one_claim_and_no_place() {
+async fn backend_panic_fails_one_claim_and_frees_its_slot() {
     let pool = Pool::new(Arc::new(Panicking), Spec::default(), PoolConfig { max: 2, ..small() }).unwrap();
     for _ in 0..5 {
         assert_eq!(pool.claim(Spec::default()).await.unwrap_err().kind(), ErrorKind::Unavailable);

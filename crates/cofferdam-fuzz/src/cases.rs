@@ -32,7 +32,7 @@ const IMPORTS: &str = r#"(module
 const EXPORTS: &str = r#"(module (memory (export "memory") 1) (func (export "_start")))"#;
 
 /// A library with state of every kind: memory, globals, a table, a file, descriptors.
-const KEEPER: &str = r#"(module
+const LIBRARY_MODULE: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "fd_seek" (func $seek (param i32 i64 i32 i32) (result i32)))
@@ -71,7 +71,7 @@ const KEEPER: &str = r#"(module
         (br_if $each (i32.lt_u (local.tee $fd (i32.add (local.get $fd) (i32.const 1))) (i32.const 12))))))"#;
 
 /// The assembled library, as the base of snapshots.
-pub(crate) static LIBRARY: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(KEEPER).ok());
+pub(crate) static LIBRARY: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(LIBRARY_MODULE).ok());
 static ASSEMBLED_IMPORTS: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(IMPORTS).ok());
 static ASSEMBLED_EXPORTS: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(EXPORTS).ok());
 static PROGRAMS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(programs);

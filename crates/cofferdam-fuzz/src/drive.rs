@@ -102,7 +102,7 @@ mod tests {
     const BOUND: Bound = Bound { time: Duration::from_secs(60), cases: 5 };
 
     #[test]
-    fn cases_are_counted_by_what_became_of_them() {
+    fn cases_are_counted_by_outcome() {
         let report = drive(u64::MAX, BOUND, |seed| Ok(if seed < 2 { Outcome::Ended } else { Outcome::Trapped }));
         let report = report.unwrap();
         assert_eq!((report.cases(), report.ended, report.trapped), (5, 2, 3));

@@ -27,13 +27,13 @@ const SHARED_BY: u32 = 64;
 
 /// A runtime and a backend, which is recreated periodically.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct FuzzHost {
     runtime: Runtime,
     backend: WasmBackend,
     used: u32,
 }
 
-impl Host {
+impl FuzzHost {
     /// Creates a host. Panics are recorded from now on.
     pub(crate) fn new() -> Result<Self> {
         watch::keep_panics();
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn a_panic_in_a_case_is_a_finding_even_if_the_case_went_well() {
         let _alone = watch::ALONE.lock();
-        let mut host = Host::new().unwrap();
+        let mut host = FuzzHost::new().unwrap();
         let case = async |_: &WasmBackend| {
             let caught = std::thread::spawn(|| panic!("of the case")).join();
             ensure!(caught.is_err(), "it did not panic");

@@ -9,7 +9,7 @@ use cofferdam_wasm::{INTERPRETER, WasmBackend};
 
 use crate::cases;
 use crate::drive::Outcome;
-use crate::host::{Host, LATE, OUTPUT, WALL_TIME, limits, within_limits};
+use crate::host::{FuzzHost, LATE, OUTPUT, WALL_TIME, limits, within_limits};
 
 /// The execution mode of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub enum Mode {
 
 /// A runner of modules that checks the properties of every case.
 #[derive(Debug)]
-pub struct Modules(Host);
+pub struct Modules(FuzzHost);
 
 impl Modules {
     /// Creates a target with a runtime of its own.
     pub fn new() -> Result<Self> {
-        Host::new().map(Self)
+        FuzzHost::new().map(Self)
     }
 
     /// Generates the case of a seed and runs it.

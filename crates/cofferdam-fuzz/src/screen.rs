@@ -77,8 +77,8 @@ impl Screens {
                     });
                     ensure!(good, "{language} reported malformed findings {:?}", report.findings);
                 }
-                Err(AnalysisError::Parser(said) | AnalysisError::Host(said)) => {
-                    anyhow::bail!("{language} failed: {said}")
+                Err(AnalysisError::Parser(message) | AnalysisError::Host(message)) => {
+                    anyhow::bail!("{language} failed: {message}")
                 }
                 Err(error) => {
                     ensure!(is_shown(&error.to_string()), "{language} returned an unprintable error {error:?}")

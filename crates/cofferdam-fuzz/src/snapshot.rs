@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::cases::{LIBRARY, damaged};
 use crate::drive::Outcome;
-use crate::host::{Host, LATE, OUTPUT, WALL_TIME, limits, within_limits};
+use crate::host::{FuzzHost, LATE, OUTPUT, WALL_TIME, limits, within_limits};
 use crate::module::outcome;
 
 /// Maximum uncompressed size of a file.
@@ -24,7 +24,7 @@ const HASH: usize = 32;
 /// A restorer of snapshots that checks the properties of every case.
 #[derive(Debug)]
 pub struct Snapshots {
-    host: Host,
+    host: FuzzHost,
     /// The beginning of a whole file, and its unpacked content.
     beginning: Vec<u8>,
     plain: Vec<u8>,
@@ -33,7 +33,7 @@ pub struct Snapshots {
 impl Snapshots {
     /// Creates a target with a runtime of its own and a snapshot to mutate.
     pub fn new() -> Result<Self> {
-        let host = Host::new()?;
+        let host = FuzzHost::new()?;
         let file = host.prepare(sample).context("cannot create the sample snapshot")?;
         let plain = unpacked(&file).context("cannot unpack the sample snapshot")?;
         Ok(Self { host, beginning: file[..BEGINNING].to_vec(), plain })

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_goes_on_is_waited_for() {
+    fn driver_waits_for_a_running_guest() {
         let guest = std::thread::Builder::new().name("wasm-guest".to_owned());
         let (named, ready) = std::sync::mpsc::channel();
         let work = move || {

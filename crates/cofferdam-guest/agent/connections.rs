@@ -46,7 +46,7 @@ struct Connection {
     state: State,
     /// Bytes that the guest has not read yet.
     pending: Pending,
-    /// True if no bytes of the host will follow, and once the guest was told so.
+    /// True if no bytes of the host will follow, and once the guest was notified.
     input_ended: bool,
     input_shut: bool,
     /// True if no bytes of the guest will follow.

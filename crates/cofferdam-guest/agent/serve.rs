@@ -201,7 +201,7 @@ impl Agent {
             return Err(NotStarted { step: Step::Prepare, errno });
         }
         if let Some(quotas) = &mut self.quotas {
-            quotas.renew_idle();
+            quotas.reset_idle();
             if !quotas.allows_process() {
                 return Err(NotStarted { step: Step::Fork, errno: sys::EAGAIN });
             }

@@ -83,14 +83,14 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     })?;
     let handle = handle.ok_or_else(|| Error::closed("start"))?;
     let mut unsent = Unsent { link, exec: Some(exec) };
-    let allowance = ExecLimits {
+    let exec_limits = ExecLimits {
         wall: request.timeout().unwrap_or(limits.wall_time),
         cpu: limits.cpu_time,
         counted: inner.counts_cpu(),
         processors: inner.processors(),
     };
     let script = matches!(request.command(), Command::Script(_));
-    let state = inner.running.add(exec, ExecState::new(begun, allowance, script));
+    let state = inner.running.add(exec, ExecState::new(begun, exec_limits, script));
     let mut run = Run { inner: Arc::clone(inner), exec, begun, metered, around: None, state, limits: limits.clone() };
     // Its time begins now, whether or not the agent reads the request.
     let sent = tokio::select! {

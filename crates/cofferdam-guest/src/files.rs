@@ -243,7 +243,7 @@ pub async fn put(inner: &Inner, path: &SandboxPath, entry: NewEntry) -> Result<u
             let link = make(Make::Symlink { target: target.as_bytes() });
             match simple(inner, PUT, &shown, &link).await {
                 Err(error) if error.kind() == ErrorKind::Conflict => {}
-                made => return made.map(|()| 0),
+                created => return created.map(|()| 0),
             }
             // Fails unless a file or link is there, which is removed then.
             write(inner, PUT, &file(0o600, None), Box::new(tokio::io::empty())).await?;

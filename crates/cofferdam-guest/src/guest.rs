@@ -18,7 +18,7 @@ use cofferdam_contract::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::archive::{self, Archive};
+use crate::archive::{self, ArchiveSummary};
 use crate::evidence::{Bounds, Evidence};
 use crate::inner::{Inner, Owner};
 use crate::link::Link;
@@ -280,7 +280,7 @@ impl Guest {
     /// - Skips sockets, fifos and devices.
     /// - Call it while no program runs, or while the guest is frozen. A file that changes meanwhile is in an undefined
     ///   state in the archive. A file that becomes shorter or longer while it is read fails the export.
-    pub async fn export(&self, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {
+    pub async fn export(&self, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<ArchiveSummary> {
         let _operation = self.inner.link.operate("snapshot")?;
         archive::export(&self.inner, into).await
     }
@@ -292,7 +292,7 @@ impl Guest {
     ///   or of a hard link to a path outside `workspace/`, and for a truncated archive.
     /// - No entry is written through a link, so that no sequence of entries leads out of the workspace.
     /// - After a failure, the entries before it stay in the workspace.
-    pub async fn import(&self, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<Archive> {
+    pub async fn import(&self, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<ArchiveSummary> {
         let _operation = self.inner.link.operate("restore")?;
         archive::import(&self.inner, from).await
     }

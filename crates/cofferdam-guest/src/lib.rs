@@ -50,7 +50,7 @@ mod wire;
 #[cfg(test)]
 mod wire_tests;
 
-pub use archive::Archive;
+pub use archive::ArchiveSummary;
 pub use evidence::{Bounds, Evidence, ForbiddenCall, Identity, Mount, Space, Trial};
 pub use guest::Guest;
 pub use quiesce::Quiesced;

@@ -87,13 +87,13 @@ impl Opening {
 }
 
 #[cfg(not(feature = "net"))]
-use absent::Access;
+use unavailable::Access;
 #[cfg(not(feature = "net"))]
-pub use absent::Network;
+pub use unavailable::Network;
 
 /// Stands for the network in builds without it.
 #[cfg(not(feature = "net"))]
-mod absent {
+mod unavailable {
     use cofferdam_contract::{Error, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
     use cofferdam_egress::Rules;
     use tokio::sync::broadcast;

@@ -14,7 +14,7 @@ use crate::wire::Counts;
 /// The state of an exec that was requested and has not ended.
 pub struct ExecState {
     supervision: Mutex<Supervision>,
-    allowance: ExecLimits,
+    exec_limits: ExecLimits,
     /// The counts just before it began.
     base: OnceLock<Counts>,
     pub script: bool,
@@ -24,9 +24,9 @@ pub struct ExecState {
 
 impl ExecState {
     /// Creates the state of an exec whose time began at `begun`.
-    pub fn new(begun: Instant, allowance: ExecLimits, script: bool) -> Self {
-        let supervision = Mutex::new(Supervision::new(begun, Instant::now(), allowance));
-        Self { supervision, allowance, base: OnceLock::new(), script, reattached: false }
+    pub fn new(begun: Instant, exec_limits: ExecLimits, script: bool) -> Self {
+        let supervision = Mutex::new(Supervision::new(begun, Instant::now(), exec_limits));
+        Self { supervision, exec_limits, base: OnceLock::new(), script, reattached: false }
     }
 
     /// Creates the state of an exec of a former host, whose time resumes now. Since another program may have changed
@@ -37,18 +37,18 @@ impl ExecState {
         let all = Duration::from_micros(exec.wall).min(elapsed.saturating_add(limits.wall_time));
         let wall = all.saturating_sub(elapsed);
         let cpu = [exec.cpu.map(Duration::from_micros), limits.cpu_time].into_iter().flatten().min();
-        let allowance = ExecLimits { wall, cpu, counted, processors };
-        let mut supervision = Supervision::new(now, now, allowance);
+        let exec_limits = ExecLimits { wall, cpu, counted, processors };
+        let mut supervision = Supervision::new(now, now, exec_limits);
         if let Some(micros) = exec.kill_in {
             // The former host has sent the signal already.
             supervision.request_stop(StopRequest::Cancel(Duration::from_micros(micros)), now);
         }
         // Time that is used up stays used up if the guest is quiesced again.
-        let allowance = ExecLimits { wall: all, ..allowance };
+        let exec_limits = ExecLimits { wall: all, ..exec_limits };
         // The count at its start cannot exceed the current count.
         let cpu_micros = exec.cpu_base.map(|base| base.min(first.unwrap_or(base)));
         let base = OnceLock::from(Counts { cpu_micros, ..Counts::default() });
-        Self { supervision: Mutex::new(supervision), allowance, base, script: exec.script, reattached: true }
+        Self { supervision: Mutex::new(supervision), exec_limits, base, script: exec.script, reattached: true }
     }
 
     pub fn supervision(&self) -> MutexGuard<'_, Supervision> {
@@ -66,7 +66,7 @@ impl ExecState {
     fn record(&self, id: u64, now: Instant) -> RunningExec {
         let micros = |time: Duration| time.min(MAX_TIME).as_micros() as u64;
         let supervision = self.supervision();
-        let ExecLimits { wall, cpu, .. } = self.allowance;
+        let ExecLimits { wall, cpu, .. } = self.exec_limits;
         let wall = wall.min(MAX_TIME);
         RunningExec {
             id,
@@ -136,7 +136,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn allowance() -> ExecLimits {
+    fn exec_limits() -> ExecLimits {
         ExecLimits { wall: SECOND * 10, cpu: Some(SECOND * 4), counted: true, processors: 2 }
     }
 
@@ -144,7 +144,7 @@ mod tests {
     fn used_time_is_recorded_and_stays_used() {
         let begun = Instant::now() - SECOND * 3;
         let list = Arc::new(Running::default());
-        let listed = list.add(7, ExecState::new(begun, allowance(), true));
+        let listed = list.add(7, ExecState::new(begun, exec_limits(), true));
         assert!(!list.is_known(7));
         listed.begin(Counts { cpu_micros: Some(5), ..Counts::default() });
         assert!(list.is_known(7) && list.reattached().is_empty());
@@ -208,7 +208,7 @@ mod tests {
     fn cancelled_exec_is_killed_in_the_remaining_time() {
         let list = Arc::new(Running::default());
         let now = Instant::now();
-        let listed = list.add(1, ExecState::new(now, allowance(), false));
+        let listed = list.add(1, ExecState::new(now, exec_limits(), false));
         listed.begin(Counts::default());
         listed.supervision().request_stop(StopRequest::Cancel(SECOND * 2), now);
         let recorded = list.record(&[1], now + SECOND).remove(0);

@@ -217,7 +217,7 @@ proptest! {
         number: u32, errno: i32, seconds: u64, nanoseconds in 0..1_000_000_000u32, byte: u8, name in "[a-z0-9.-]{1,63}",
         place in 0..partner::REQUEST, message: Text,
     ) {
-        let renew = partner::Renew {
+        let reseed = partner::Reseed {
             now: (seconds, nanoseconds),
             entropy: &[byte; 64],
             machine_id: &[1; 16],
@@ -226,13 +226,13 @@ proptest! {
         };
         let freeze = |on| partner::Request::Freeze { on };
         let mut encoded = [7; partner::REQUEST];
-        for request in [freeze(true), freeze(false), partner::Request::Renew(renew)] {
+        for request in [freeze(true), freeze(false), partner::Request::Reseed(reseed)] {
             prop_assert!(partner::encode(number, &request, &mut encoded).is_some());
             prop_assert_eq!(partner::decode(&encoded), Some((number, request)));
             prop_assert_eq!(partner::decode(&encoded[1..]), None);
             // A changed message is another valid request or invalid.
             encoded[place] = encoded[place].wrapping_add(1);
-            if let Some((_, partner::Request::Renew(it))) = partner::decode(&encoded) {
+            if let Some((_, partner::Request::Reseed(it))) = partner::decode(&encoded) {
                 prop_assert!(partner::is_name(it.hostname) && it.now.1 < 1_000_000_000);
             }
         }
@@ -246,11 +246,16 @@ proptest! {
 #[test]
 fn invalid_requests_to_an_init_are_not_encoded() {
     const { assert!(partner::DESCRIPTOR > 2) };
-    let renew =
-        |hostname| partner::Renew { now: (0, 0), entropy: &[0; 64], machine_id: &[0; 16], boot_id: &[0; 16], hostname };
+    let reseed = |hostname| partner::Reseed {
+        now: (0, 0),
+        entropy: &[0; 64],
+        machine_id: &[0; 16],
+        boot_id: &[0; 16],
+        hostname,
+    };
     let mut encoded = [0; partner::REQUEST];
     for name in [&b""[..], b"A", b"a b", b"a\0", &[b'a'; 64]] {
-        let request = partner::Request::Renew(renew(name));
+        let request = partner::Request::Reseed(reseed(name));
         assert_eq!(partner::encode(1, &request, &mut encoded), None, "{name:?}");
     }
 }

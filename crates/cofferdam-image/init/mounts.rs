@@ -149,8 +149,8 @@ fn mount_point(base: &[u8], target: &[u8], owner: Option<(u32, u32)>) -> Result<
 
 fn below(base: &[u8], target: &[u8]) -> Result<Text<160>, Failure> {
     let mut path = Text::new();
-    let made = path.push(base).and_then(|path| path.push(target)).is_some();
-    if made { Ok(path) } else { Err(Failure::new("mount", target, 0)) }
+    let created = path.push(base).and_then(|path| path.push(target)).is_some();
+    if created { Ok(path) } else { Err(Failure::new("mount", target, 0)) }
 }
 
 /// Mounts the disks that have paths of their own.
@@ -220,9 +220,9 @@ fn workspace(disk: &devices::Path, target: &[u8]) -> Result<(), Failure> {
 fn use_whole(disk: &devices::Path) -> Result<(), Failure> {
     let name = disk.bytes().strip_prefix(b"/dev/").unwrap_or_default();
     let mut path = Text::<96>::new();
-    let made = path.push(b"/sys/fs/ext4/").and_then(|path| path.push(name)?.push(b"/reserved_clusters"));
+    let created = path.push(b"/sys/fs/ext4/").and_then(|path| path.push(name)?.push(b"/reserved_clusters"));
     let step = "release the reserved blocks of";
-    made.ok_or_else(|| Failure::new(step, name, 0))?;
+    created.ok_or_else(|| Failure::new(step, name, 0))?;
     let file = sys::open_at(sys::AT_FDCWD, path.terminated(), sys::O_WRONLY, 0).step(step, name)?;
     sys::write(file.number(), b"0").map(drop).step(step, name)
 }
@@ -242,11 +242,11 @@ fn mount(source: &[u8], target: &[u8], kind: &[u8], flags: usize, data: &[u8]) -
 /// Mounts a file system in memory, with a size limit.
 fn memory(path: &[u8], room: Room, flags: usize, mode: u64, (uid, gid): (u32, u32)) -> Result<(), Failure> {
     let mut data = Text::<128>::new();
-    let made = data
+    let created = data
         .push(b"size=")
         .and_then(|data| data.push_number(room.bytes)?.push(b",nr_inodes=")?.push_number(room.files))
         .and_then(|data| data.push(b",mode=")?.push_octal(mode)?.push(b",uid=")?.push_number(uid.into()))
         .and_then(|data| data.push(b",gid=")?.push_number(gid.into()));
-    made.ok_or_else(|| Failure::new("mount", path, 0))?;
+    created.ok_or_else(|| Failure::new("mount", path, 0))?;
     mount(b"tmpfs\0", path, b"tmpfs\0", flags, data.terminated())
 }

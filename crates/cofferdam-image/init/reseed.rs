@@ -5,7 +5,7 @@
 //! runs, and are on file systems that guests cannot change.
 
 use super::failure::{Failure, Step};
-use super::partner::Renew;
+use super::partner::Reseed;
 use super::sys::{self, Fd, MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REMOUNT, Res};
 
 const IDS: &[u8] = b"/ids\0";
@@ -57,7 +57,7 @@ impl Identity {
         let boot = Id { file: boot, bound: true };
         let machine = Id { file: make(MACHINE_ID, b"").step("create", MACHINE_ID)?, bound: false };
         let mut identity = Self { random, root, machine, boot };
-        identity.begin_machine().step("bind", MACHINE_ID)?;
+        identity.begin_vm().step("bind", MACHINE_ID)?;
         make(RESOLVER, NAME_SERVER).step("create", RESOLVER)?;
         identity.bind(RESOLVER, ETC, RESOLV).step("bind", RESOLVER)?;
         Ok(identity)
@@ -74,9 +74,9 @@ impl Identity {
 
     /// Gives the VM a new identity. May be called repeatedly. `ENOENT` means that its root file system has no file for
     /// the machine ID.
-    pub fn reseed(&mut self, it: &Renew<'_>) -> Res<()> {
+    pub fn reseed(&mut self, it: &Reseed<'_>) -> Res<()> {
         sys::set_clock(it.now)?;
-        sys::renew_randomness(&self.random, it.entropy)?;
+        sys::reseed_randomness(&self.random, it.entropy)?;
         sys::set_host_name(it.hostname)?;
         let mut text = [0; 40];
         put(&self.machine.file, hex(it.machine_id, &[], &mut text))?;
@@ -93,7 +93,7 @@ impl Identity {
 
     /// Binds the machine ID, with the contents of the root file system's file. A file that is longer than an ID is left
     /// until the VM is reseeded.
-    fn begin_machine(&mut self) -> Res<()> {
+    fn begin_vm(&mut self) -> Res<()> {
         let Some(directory_fd) = self.find(ETC, MACHINE)? else { return Ok(()) };
         let file = sys::open_at(directory_fd.number(), MACHINE, sys::O_NOFOLLOW | sys::O_NONBLOCK, 0)?;
         let mut text = [0; ID_LINE + 1];

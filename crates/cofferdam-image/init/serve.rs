@@ -24,7 +24,7 @@ pub fn serve(socket: &Fd, agent: i32, group: &Group, mut identity: Identity) -> 
         let (number, request) = request.ok_or_else(invalid)?;
         let done = match request {
             Request::Freeze { on } => group.freeze(agent, on),
-            Request::Renew(it) => identity.reseed(&it),
+            Request::Reseed(it) => identity.reseed(&it),
         };
         message.fill(0);
         // Prevents the compiler from removing the zeroing: the message contained secrets.

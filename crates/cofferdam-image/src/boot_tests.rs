@@ -71,7 +71,7 @@ fn every_word_must_be_known_come_once_and_have_a_value_of_its_kind() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_boot_option_is_named() {
     for word in ["root", "workspace", "tmp", "shm", "user", "port"] {
         let begin = format!("cofferdam.{word}=");
         let line = sample().to_string();

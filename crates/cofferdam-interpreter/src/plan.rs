@@ -122,7 +122,7 @@ mod tests {
 
     /// Promise (Warm interpreters): A warm interpreter serves only requests that run as in a cold one.
     #[test]
-    fn only_what_runs_as_from_cold_is_served() {
+    fn warm_interpreter_serves_only_equivalent_requests() {
         let python = InterpreterConfig::python();
         let node = InterpreterConfig::node();
         let argv = |words: &[&str]| Command::Argv(words.iter().map(|&word| word.to_owned()).collect());

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stopped_is_not_charged() {
+    fn stopped_time_is_not_charged() {
         let mut charges = CpuCharges::open(0, population(&[2], 2));
         charges.charge(1000, 2, 300, population(&[2], 2));
         charges.resume(900, population(&[2, 3], 9));

@@ -119,7 +119,7 @@ impl Quotas {
     }
 
     /// Renews the quota of open file locks while no guest runs, because none can exist then.
-    pub fn renew_idle(&mut self) {
+    pub fn reset_idle(&mut self) {
         if self.locks.is_none() && !sys::has_children() {
             self.open_file_locks = Account::new(OPEN_FILE_LOCKS);
         }

@@ -18,7 +18,7 @@ const HEAD: usize = 9;
 
 /// New identity and randomness for a restored VM, so that it differs from other copies of the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Renew<'a> {
+pub struct Reseed<'a> {
     /// The time of day in seconds and nanoseconds.
     pub now: (u64, u32),
     /// Entropy for the kernel's random number generator.
@@ -37,7 +37,7 @@ pub enum Request<'a> {
     /// Freeze or resume all guests.
     Freeze { on: bool },
     /// Replace the VM's identity and randomness.
-    Renew(Renew<'a>),
+    Reseed(Reseed<'a>),
 }
 
 /// Returns true if a VM may have this host name.
@@ -54,7 +54,7 @@ pub fn encode(number: u32, request: &Request<'_>, into: &mut [u8; REQUEST]) -> O
     magic.copy_from_slice(&MAGIC);
     let (number_bytes, kind) = number_and_kind.split_at_mut_checked(4)?;
     number_bytes.copy_from_slice(&number.to_le_bytes());
-    let Request::Renew(it) = request else {
+    let Request::Reseed(it) = request else {
         kind.fill(if matches!(request, Request::Freeze { on: true }) { 1 } else { 2 });
         return Some(());
     };
@@ -100,7 +100,7 @@ pub fn decode(message: &[u8]) -> Option<(u32, Request<'_>)> {
             if now.1 >= 1_000_000_000 || !is_name(hostname) {
                 return None;
             }
-            Request::Renew(Renew { now, entropy, machine_id, boot_id, hostname })
+            Request::Reseed(Reseed { now, entropy, machine_id, boot_id, hostname })
         }
         _ => return None,
     };

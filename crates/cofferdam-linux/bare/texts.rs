@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_files_are_read_whatever_the_name() {
+    fn stat_files_parse_with_any_process_name() {
         let stat = b"7 (a) Z (b) R 1 7 7 0 -1 4194304 9 8 0 0 11 22 33 44 20 0 1 0 55\n";
         assert!(is_running(stat));
         assert_eq!(cpu_micros(stat), 1_100_000);

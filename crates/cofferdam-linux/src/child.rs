@@ -11,7 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use crate::landlock::Ruleset;
 use crate::namespace::{self, kind};
 use crate::process::{self, Resource, die_with_parent};
-use crate::relay::{self, Stocked};
+use crate::relay::{self, OpenedFiles};
 use crate::seccomp::{self, Arch, compile_lone};
 
 /// The error number by which a child reports that it may create no namespaces. Executing a program never fails with it.
@@ -40,7 +40,7 @@ pub struct Start {
     /// The system calls that it may make.
     pub calls: Calls,
     /// For [`start_in_namespace`]: files that it finds under names, in its own mount namespace.
-    pub stock: Option<Stock>,
+    pub held_files: Option<HeldFiles>,
 }
 
 /// A file system that only a program in a namespace sees; and a keeper, the namespace's init, which keeps
@@ -50,7 +50,7 @@ pub struct Start {
 ///
 /// Nothing of it has a name outside, so it disappears with the namespace and this process's descriptors.
 #[derive(Debug)]
-pub struct Stock {
+pub struct HeldFiles {
     /// A detached mount of the file system.
     pub tree: OwnedFd,
     /// The absolute path of the mount point.
@@ -129,7 +129,7 @@ pub fn start(command: Command, start: Start) -> io::Result<Child> {
 ///
 ///
 /// The returned child ends once all processes in the namespace have ended, with the status of the program (with a
-/// [`Stock`], of the last process). Killing it kills them all, shortly after. To wait for that, use [`init_of`].
+/// [`HeldFiles`], of the last process). Killing it kills them all, shortly after. To wait for that, use [`init_of`].
 pub fn start_in_namespace(command: Command, start: Start) -> io::Result<Child> {
     request_start(command, start, Lifetime::Namespace)
 }
@@ -174,12 +174,12 @@ fn request_start(command: Command, start: Start, lifetime: Lifetime) -> io::Resu
 }
 
 fn spawn(mut command: Command, start: Start, lifetime: Lifetime) -> io::Result<Child> {
-    let Start { keep, user, mut rules, seclusion, groups, limits, pages, calls, stock } = start;
+    let Start { keep, user, mut rules, seclusion, groups, limits, pages, calls, held_files } = start;
     let mut filter = (calls == Calls::Lone).then(|| compile_lone(Arch::native()));
     let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
-    let mut stocked = stock.map(|stock| Stocked::new(stock, &numbers));
-    if stocked.is_some() && lifetime != Lifetime::Namespace {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a stock requires a program in a namespace"));
+    let mut opened_files = held_files.map(|held_files| OpenedFiles::new(held_files, &numbers));
+    if opened_files.is_some() && lifetime != Lifetime::Namespace {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "held files require a program in a namespace"));
     }
     let parent = std::process::id();
     command.process_group(0);
@@ -207,14 +207,14 @@ fn spawn(mut command: Command, start: Start, lifetime: Lifetime) -> io::Result<C
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         if lifetime == Lifetime::Namespace {
-            relay::enter_namespace(stocked.as_mut())?;
+            relay::enter_namespace(opened_files.as_mut())?;
         }
         // This is late, because the copies of this process's descriptors may exceed a limit.
         limits.iter().try_for_each(|(resource, max)| process::cap_limit(*resource, *max))?;
         // Descriptors that this process inherited are open in every program unless they are marked close-on-exec.
         process::keep_none_on_exec()?;
-        // A stock belongs to the keeper.
-        if stocked.is_none() {
+        // Held files belong to the keeper.
+        if opened_files.is_none() {
             numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))?;
         }
         let Some(filter) = &mut filter else { return Ok(()) };
@@ -252,9 +252,9 @@ mod tests {
         process::keep_on_exec(inherited.as_raw_fd()).unwrap();
         let number = theirs.as_raw_fd();
         let mut command = Command::new("/bin/sh");
-        let absent = |fd: RawFd| format!("test ! -e /proc/self/fd/{fd}");
+        let closed = |fd: RawFd| format!("test ! -e /proc/self/fd/{fd}");
         let script =
-            format!("echo hello >&{number}; {} && {}", absent(other.as_raw_fd()), absent(inherited.as_raw_fd()));
+            format!("echo hello >&{number}; {} && {}", closed(other.as_raw_fd()), closed(inherited.as_raw_fd()));
         command.args(["-c", &script]).env_clear().stdin(Stdio::null());
         let mut child = start(command, Start { keep: vec![theirs.into()], ..Start::default() }).unwrap();
         let mut output = String::new();
@@ -270,10 +270,10 @@ mod tests {
     }
 
     #[test]
-    fn a_program_under_rules_reaches_only_what_they_allow() {
+    fn landlock_rules_bound_a_program() {
         let abi = crate::landlock::abi();
         if abi == 0 {
-            println!("SKIP a_program_under_rules_reaches_only_what_they_allow: no Landlock here");
+            println!("SKIP landlock_rules_bound_a_program: no Landlock here");
             return;
         }
         let rules = Ruleset::new(abi).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_started_is_an_error() {
+    fn failed_start_of_a_program_is_an_error() {
         assert!(start(Command::new("/no/such/program"), Start::default()).is_err());
         // A file that may not be executed is distinguished from a host without namespaces.
         let refused = start(Command::new("/etc/passwd"), Start::default()).unwrap_err();
@@ -363,8 +363,8 @@ mod tests {
         assert!(lacks_namespaces(&io::Error::from_raw_os_error(NO_NAMESPACES)));
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let (at, shown) = (CString::default(), CString::default());
-        let stock = Some(Stock { tree: file(), at, shown, user: (1, 1), keeper: file() });
-        let alone = start(Command::new("/bin/true"), Start { stock, ..Start::default() });
+        let held_files = Some(HeldFiles { tree: file(), at, shown, user: (1, 1), keeper: file() });
+        let alone = start(Command::new("/bin/true"), Start { held_files, ..Start::default() });
         assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::InvalidInput, "no process would keep it");
     }
 }

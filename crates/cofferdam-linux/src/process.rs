@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_is_read_whatever_its_name_is() {
+    fn process_state_parses_with_any_name() {
         let text = |state: &str, threads: u64| {
             format!("7 (a) Z 1 (b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0\n")
         };

@@ -5,34 +5,34 @@
 //! ```
 //!
 //! A program that changes its user loses its parent-death signal, but it cannot leave the namespace. Relay and init are
-//! forks that keep no descriptor and only wait. If a program gets a [`Stock`], the init executes a program of its own.
-//! It keeps the files in stock open and has nothing of this process's memory.
+//! forks that keep no descriptor and only wait. If a program gets a [`HeldFiles`], the init executes its own program.
+//! It keeps these files open and has nothing of this process's memory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags, openat};
 
-use crate::child::Stock;
+use crate::child::HeldFiles;
 use crate::mount::{self, Depth, attr};
 use crate::namespace::{self, kind};
 use crate::process::{become_user, close_all_but, die_with_parent, exit_now, keep_on_exec};
 use crate::sys::{check, check_int};
 
-/// The number of descriptors of the init, besides those in stock, until it executes its program.
+/// The number of descriptors of the init, besides the held files, until it executes its program.
 const FURTHER: usize = 3;
 
-/// A stock and its descriptors, with space for the init's own: nothing is allocated after the fork.
-pub(crate) struct Stocked {
-    stock: Stock,
+/// Held files and their descriptors, with space for the init's own: nothing is allocated after the fork.
+pub(crate) struct OpenedFiles {
+    held_files: HeldFiles,
     numbers: Vec<RawFd>,
     space: Vec<RawFd>,
 }
 
-impl Stocked {
-    pub(crate) fn new(stock: Stock, numbers: &[RawFd]) -> Self {
+impl OpenedFiles {
+    pub(crate) fn new(held_files: HeldFiles, numbers: &[RawFd]) -> Self {
         let space = Vec::with_capacity(numbers.len() + FURTHER);
-        Self { stock, numbers: numbers.to_owned(), space }
+        Self { held_files, numbers: numbers.to_owned(), space }
     }
 }
 
@@ -41,7 +41,7 @@ impl Stocked {
 ///
 ///
 /// The caller becomes the relay. It must have set a parent-death signal already.
-pub(crate) fn enter_namespace(stocked: Option<&mut Stocked>) -> io::Result<()> {
+pub(crate) fn enter_namespace(opened_files: Option<&mut OpenedFiles>) -> io::Result<()> {
     let (relay_alive, relay_end) = pipe()?;
     // SAFETY: plain numbers; the next child is the namespace's init.
     unsafe { check_int(libc::unshare(libc::CLONE_NEWPID))? };
@@ -54,8 +54,8 @@ pub(crate) fn enter_namespace(stocked: Option<&mut Stocked>) -> io::Result<()> {
     if is_closed(relay_alive.as_raw_fd()) {
         exit_now(1);
     }
-    if let Some(stocked) = stocked {
-        return with_keeper(&relay_alive, stocked);
+    if let Some(opened_files) = opened_files {
+        return with_keeper(&relay_alive, opened_files);
     }
     drop(relay_alive);
     match fork()? {
@@ -67,9 +67,9 @@ pub(crate) fn enter_namespace(stocked: Option<&mut Stocked>) -> io::Result<()> {
     }
 }
 
-/// Does the same with an init that keeps a stock: the program continues once the keeper runs.
-fn with_keeper(relay_alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
-    let Stock { tree, at, shown, .. } = &stocked.stock;
+/// Does the same with an init that keeps files open: the program continues once the keeper runs.
+fn with_keeper(relay_alive: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Result<()> {
+    let HeldFiles { tree, at, shown, .. } = &opened_files.held_files;
     namespace::unshare(kind::MOUNT)?;
     // Unmounts of the host take effect here as well.
     mount::set_propagation(mount::SLAVE)?;
@@ -77,7 +77,7 @@ fn with_keeper(relay_alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
     let own = openat(mount::cwd(), c"/proc/self", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let (reader, ready) = pipe()?;
     if fork()?.is_some() {
-        let error = become_keeper(relay_alive, &ready, stocked);
+        let error = become_keeper(relay_alive, &ready, opened_files);
         let code = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         // Without this message, the program would take the end of this process for readiness, were it not killed by it.
         let _ = rustix::io::write(&ready, &code);
@@ -101,14 +101,14 @@ fn with_keeper(relay_alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
 }
 
 /// Executes the keeper. Returns only if that fails. The kernel closes `ready` when the keeper runs.
-fn become_keeper(relay_alive: &OwnedFd, ready: &OwnedFd, stocked: &mut Stocked) -> io::Error {
-    let Stocked { stock, numbers, space } = stocked;
+fn become_keeper(relay_alive: &OwnedFd, ready: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Error {
+    let OpenedFiles { held_files, numbers, space } = opened_files;
     space.clear();
     space.extend_from_slice(numbers);
-    space.extend([relay_alive.as_raw_fd(), ready.as_raw_fd(), stock.keeper.as_raw_fd()]);
+    space.extend([relay_alive.as_raw_fd(), ready.as_raw_fd(), held_files.keeper.as_raw_fd()]);
     close_all_but(space);
     let prepare = || {
-        become_user(stock.user.0, stock.user.1)?;
+        become_user(held_files.user.0, held_files.user.1)?;
         // The change of the user has cleared it.
         die_with_parent()?;
         if is_closed(relay_alive.as_raw_fd()) {
@@ -118,7 +118,7 @@ fn become_keeper(relay_alive: &OwnedFd, ready: &OwnedFd, stocked: &mut Stocked) 
     };
     match prepare() {
         Err(error) => error,
-        Ok(()) => execute(&stock.keeper),
+        Ok(()) => execute(&held_files.keeper),
     }
 }
 

@@ -92,10 +92,14 @@ fn tool(name: Name) -> Tool {
         Name::EditFile => (schema::input::<arguments::EditFile>(), schema::output::<results::Edited>()),
         Name::ListFiles => (schema::input::<arguments::ListFiles>(), schema::output::<results::Listing>()),
         Name::ShowChanges => (schema::input::<arguments::ShowChanges>(), schema::output::<results::Changes>()),
-        Name::CreateSandbox => (schema::input::<arguments::CreateSandbox>(), schema::output::<results::Made>()),
+        Name::CreateSandbox => {
+            (schema::input::<arguments::CreateSandbox>(), schema::output::<results::CreatedSandbox>())
+        }
         Name::SnapshotSandbox => (schema::input::<arguments::OfSandbox>(), schema::output::<results::Snapped>()),
-        Name::RestoreSandbox => (schema::input::<arguments::RestoreSandbox>(), schema::output::<results::Made>()),
-        Name::ForkSandbox => (schema::input::<arguments::OfSandbox>(), schema::output::<results::Made>()),
+        Name::RestoreSandbox => {
+            (schema::input::<arguments::RestoreSandbox>(), schema::output::<results::CreatedSandbox>())
+        }
+        Name::ForkSandbox => (schema::input::<arguments::OfSandbox>(), schema::output::<results::CreatedSandbox>()),
         Name::CloseSandbox => (schema::input::<arguments::CloseSandbox>(), schema::output::<results::Closed>()),
     };
     Tool::new(name.as_str(), description, input)

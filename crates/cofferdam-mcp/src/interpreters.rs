@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_plain_and_one_that_is_given_up_is_free_again() {
+    fn invalid_names_are_refused_and_released_names_are_free() {
         for bad in ["", "a b", "ü", "../x", "a\n", &"x".repeat(65)] {
             assert_eq!(Name::parse(bad).unwrap_err().kind(), ErrorKind::InvalidInput, "{bad}");
         }

@@ -41,15 +41,15 @@ pub struct CodeOutput {
     /// Id of the execution, also in the audit log.
     pub execution: String,
     /// The live interpreter that ran the code, if the call used one.
-    pub session: Option<Session>,
+    pub session: Option<InterpreterState>,
     /// The sandbox of the call.
     #[serde(flatten)]
-    pub place: Place,
+    pub place: UsedSandbox,
 }
 
 /// A live interpreter, after a call.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Session {
+pub struct InterpreterState {
     /// Its name.
     pub name: String,
     /// Number of its calls. 1 means that this call started it.
@@ -100,7 +100,7 @@ pub struct CommandResult {
     pub working_dir: String,
     /// The sandbox of the call.
     #[serde(flatten)]
-    pub place: Place,
+    pub place: UsedSandbox,
 }
 
 /// The end of a command or of code.
@@ -156,7 +156,7 @@ impl From<&cofferdam_code::FileChange> for FileChange {
 
 /// The sandbox of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Place {
+pub struct UsedSandbox {
     /// Id of the sandbox; null if it existed only for this call.
     pub sandbox: Option<String>,
     /// True if the sandbox was created for this call with a new workspace.
@@ -189,7 +189,7 @@ pub struct Written {
     pub bytes: u64,
     /// The sandbox of the call.
     #[serde(flatten)]
-    pub place: Place,
+    pub place: UsedSandbox,
 }
 
 /// Result of `edit_file`.
@@ -302,7 +302,7 @@ impl From<&Limits> for Allowed {
 
 /// Result of `create_sandbox`, `restore_sandbox` and `fork_sandbox`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Made {
+pub struct CreatedSandbox {
     /// Id of the sandbox. Keep it secret: it grants access to the sandbox.
     pub sandbox: String,
     /// The backend that created it.
@@ -321,7 +321,7 @@ pub struct Made {
     pub idle_seconds: f64,
 }
 
-impl Made {
+impl CreatedSandbox {
     /// Describes a sandbox that was just created.
     pub fn new(id: &str, backend: &str, level: Level, sandbox: &dyn Sandbox, idle: std::time::Duration) -> Self {
         let network = sandbox.spec().network().hosts().into_iter().map(str::to_owned).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cofferdam_code::{Executor, Origin, Place, Sessions};
+use cofferdam_code::{BackendProfile, Executor, Origin, Sessions};
 use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Spec};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     /// Interpreters that live between calls.
     pub(crate) interpreters: Sessions,
     /// The backend's description for code execution.
-    pub(crate) place: Place,
+    pub(crate) place: BackendProfile,
     calls: Calls,
     sessions: AtomicU64,
 }
@@ -57,7 +57,7 @@ impl Server {
         let store = Store::new(config.bounds.clone());
         let calls = Calls::default();
         let executor = Executor::new(config.code.clone())?;
-        let place = Place::of(&*backend);
+        let place = BackendProfile::of(&*backend);
         let sessions = AtomicU64::new(0);
         let interpreters = Sessions::new(executor.clone());
         Ok(Self(Arc::new(Inner { backend, config, store, executor, interpreters, place, calls, sessions })))
@@ -192,7 +192,12 @@ impl Drop for Unclaimed {
     }
 }
 
-async fn create(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
+async fn create(
+    backend: &dyn Backend,
+    executor: &Executor,
+    place: &BackendProfile,
+    source: Source,
+) -> Result<Arc<dyn Sandbox>> {
     match source {
         Source::Spec(spec) => backend.create(*spec).await.map(|sandbox| executor.record_network(sandbox)),
         Source::State(state) => resume(backend, executor, place, state).await,
@@ -201,7 +206,12 @@ async fn create(backend: &dyn Backend, executor: &Executor, place: &Place, sourc
 
 /// Creates a sandbox from another one's state, with a line in the audit log. Fails if a required line cannot be
 /// written.
-async fn resume(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
+async fn resume(
+    backend: &dyn Backend,
+    executor: &Executor,
+    place: &BackendProfile,
+    state: State,
+) -> Result<Arc<dyn Sandbox>> {
     let (spec, origin) = match &state {
         State::Snapshot(frozen, spec) => {
             ((**spec).clone(), Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from))

@@ -103,7 +103,7 @@ fn each_rule_holds() {
 }
 
 #[test]
-fn problems_of_syntax_have_a_place() {
+fn syntax_problems_have_a_position() {
     let found = problems("name = \"a\"\nversion = \nruntime = [\n");
     assert!(found[0].starts_with("2:"), "{found:?}");
     let found = check("{\n  \"name\": \"a\",\n  \"name\": \"b\"\n}", Format::Json).unwrap_err();
@@ -152,7 +152,7 @@ fn every_key_of_the_full_manifest_is_in_the_schema() {
 proptest::proptest! {
     /// Promise (Plugins): No text makes the check of a manifest fail other than by problems with a place.
     #[test]
-    fn any_text_has_problems_with_a_place(text in "[ -~\n\t\u{e9}]{0,200}", json in proptest::bool::ANY) {
+    fn problems_of_any_text_have_a_position(text in "[ -~\n\t\u{e9}]{0,200}", json in proptest::bool::ANY) {
         let format = if json { Format::Json } else { Format::Toml };
         for problem in check(&text, format).unwrap_err() {
             proptest::prop_assert!(problem.line >= 1 && problem.column >= 1);

@@ -9,8 +9,8 @@
 //! A plugin runs in a sandbox of a backend of the contract, which its strategy selects. Everything that it sends is
 //! hostile: it is bounded, and ends in a verdict on that plugin.
 //!
-//! Where to look: `call.rs` has the steps of a call, `plugin.rs` the supervisor's task, `instance.rs` one process,
-//! `requests.rs` what a plugin may ask for, `permission.rs` who may.
+//! Code map: `call.rs` has the steps of a call, `plugin.rs` the supervisor's task, `instance.rs` one process,
+//! `requests.rs` what a plugin may ask for, `permission.rs` the permissions for that.
 
 mod call;
 mod context;
@@ -289,7 +289,7 @@ impl Host {
         let plugins: Vec<_> = std::mem::take(&mut *self.0.plugins.write()).into_values().collect();
         let mut tasks = tokio::task::JoinSet::new();
         for loaded in plugins {
-            // What does not end in time is killed when its supervisor is dropped.
+            // A process that does not end in time is killed when its supervisor is dropped.
             tasks.spawn(tokio::time::timeout(within + DRAIN_SLACK, async move {
                 loaded.supervisor().drain(within).await;
             }));

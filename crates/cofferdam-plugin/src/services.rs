@@ -280,7 +280,7 @@ impl Services {
         let (_, timers) = tokio::join!(idle, self.scheduler.finish(deadline));
         let task = self.scheduler_task.lock().take();
         if let Some(task) = task {
-            // It ends by itself, after its last look at the database.
+            // It ends by itself, after its last access to the database.
             let _ = task.await;
         }
         let (events, dead_letters) = self.events.stop();

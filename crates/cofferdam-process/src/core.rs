@@ -282,7 +282,7 @@ impl Core {
         self.end();
         self.launcher.retire();
         if let Some(gateway) = &self.gateway {
-            // What is left ends with the last reference to the gateway.
+            // The rest ends with the last reference to the gateway.
             let _ = tokio::time::timeout(REMOVE_TIMEOUT, gateway.close()).await;
         }
         let mut gone = self.gone.clone();

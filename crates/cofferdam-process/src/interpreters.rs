@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sandbox_covers_is_not_shown_and_named() {
+    fn interpreter_paths_hidden_by_mounts_are_listed() {
         let both = |own: &str| [PathBuf::from(own), PathBuf::from("/opt/python")];
         let mut found = Found { prefixes: both("/workspace/venv").into(), path: both("/code/x/bin").to_vec() };
         assert_eq!(found.take_hidden(), [Path::new("/workspace/venv")]);

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_in_is_fixed() {
+    fn settings_fixed_when_warm_are_incompatible() {
         let template = Spec::default();
         let fixed = [
             with(|limits| limits.cpu_time = Some(Duration::from_secs(3600))),

@@ -108,9 +108,9 @@ fn directory(root: &WorkspaceRoot, path: &SandboxPath, mode: u32) -> Result<()> 
         return Err(Error::new(ErrorKind::Conflict, OPERATION, "a file is in the place of the directory")
             .with_context("path", path.to_string()));
     }
-    let made = enter(root, &dir, &name).map_err(fail)?;
+    let created = enter(root, &dir, &name).map_err(fail)?;
     let mode = Mode::from_raw_mode(mode & COPIED_MODE);
-    rustix::fs::fchmod(made, mode).map_err(|error| fail(error.into()))
+    rustix::fs::fchmod(created, mode).map_err(|error| fail(error.into()))
 }
 
 fn symlink(root: &WorkspaceRoot, path: &SandboxPath, target: &str) -> Result<()> {
@@ -127,12 +127,12 @@ fn symlink(root: &WorkspaceRoot, path: &SandboxPath, target: &str) -> Result<()>
                 Err(Errno::EXIST) => continue,
                 other => other?,
             }
-            let made = own(root, &dir, &aside)
+            let created = own(root, &dir, &aside)
                 .and_then(|()| rustix::fs::renameat(&dir, aside.as_str(), &dir, &name).map_err(Into::into));
-            if made.is_err() {
+            if created.is_err() {
                 let _ = rustix::fs::unlinkat(&dir, aside.as_str(), AtFlags::empty());
             }
-            return made;
+            return created;
         }
         Err(Errno::EXIST.into())
     };
@@ -166,11 +166,11 @@ fn enter(root: &WorkspaceRoot, dir: &OwnedFd, name: &std::ffi::OsStr) -> io::Res
                 Err(Errno::EXIST) => false,
                 other => other.map(|()| true)?,
             };
-            let made = open()?;
+            let created = open()?;
             if is_new {
-                give(&made, root.owner)?;
+                give(&created, root.owner)?;
             }
-            Ok(made)
+            Ok(created)
         }
         Err(Errno::NOTDIR) if kind(dir, name)? == Some(FileType::Symlink) => Err(Errno::LOOP.into()),
         opened => Ok(opened?),

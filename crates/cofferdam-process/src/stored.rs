@@ -107,7 +107,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn the_bound_follows_what_is_stored_and_is_never_more_than_both_limits() {
+    fn memory_bound_follows_stored_bytes_up_to_both_limits() {
         let mut bound = Bound::new(512 * MIB, 1024 * MIB);
         let mut at = |stored: u64| {
             let next = bound.next(stored);

@@ -172,7 +172,7 @@ mod tests {
 
     /// Some file systems give the inode number of a removed directory to the next one created.
     #[test]
-    fn no_other_directory_gets_the_number_of_one_that_is_held() {
+    fn inode_of_an_open_directory_is_not_reused() {
         let (_temp, top) = place();
         let path = top.join("named");
         std::fs::create_dir(&path).unwrap();

@@ -15,7 +15,7 @@
 //!
 //! - Settings from a file or options: `settings.rs`.
 //! - Messages: `message.rs` and `frame.rs`. Access: `place.rs` and `peer.rs`.
-//! - Connections of the server: `server/mod.rs` tells runs from HTTP; then `server/visit.rs` and
+//! - Connections of the server: `server/mod.rs` distinguishes runs from HTTP; then `server/visit.rs` and
 //!   `server/conversation.rs`.
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,6 @@ mod settings;
 pub use client::{Asked, Connection, Refusal, ResidentBackend};
 pub use config::{ResidentConfig, Surroundings};
 pub use message::Status;
-pub use place::{Candidates, Claimed, Place};
+pub use place::{Candidates, Claimed, SocketDirectory};
 pub use server::{Http, ResidentServer};
 pub use settings::ServeSettings;

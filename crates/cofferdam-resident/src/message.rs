@@ -232,7 +232,7 @@ mod tests {
 
     /// Promise (Server): The receiver of a message refuses invalid values.
     #[test]
-    fn what_is_not_valid_is_refused_on_the_other_side_too() {
+    fn receiver_refuses_invalid_values() {
         let encoded =
             |spec: &str, request| postcard::to_stdvec(&RunRequest { spec: spec.to_owned(), request }).unwrap();
         let good = ExecRequest::argv(["true"]).build().unwrap();

@@ -81,13 +81,14 @@ impl Peer {
                 return Err(differs(&format!("its {name} namespace")));
             }
         }
-        let root = |who: &str| std::fs::metadata(format!("/proc/{who}/root")).map(|meta| (meta.dev(), meta.ino())).ok();
+        let root =
+            |entry: &str| std::fs::metadata(format!("/proc/{entry}/root")).map(|meta| (meta.dev(), meta.ino())).ok();
         let theirs = root(&self.pid().to_string());
         if theirs.is_none() || theirs != root("self") {
             return Err(differs("its root directory"));
         }
         let both = |file: &str| {
-            let text = |who: &str| read_to_string(format!("/proc/{who}/{file}")).ok();
+            let text = |entry: &str| read_to_string(format!("/proc/{entry}/{file}")).ok();
             (text(&self.pid().to_string()), text("self"))
         };
         if !matches!(both("limits"), (Some(theirs), Some(ours)) if theirs == ours) {
@@ -137,7 +138,7 @@ mod tests {
 
     /// Accepts a connection from a program under another confinement, which keeps the socket open.
     #[test]
-    fn a_process_that_is_confined_differently_is_told_apart() {
+    fn differently_confined_process_is_detected() {
         let temp = tempfile::tempdir().unwrap();
         for (name, words, expected) in [
             ("same", &["env"][..], None),
@@ -154,7 +155,7 @@ mod tests {
             command.args(&words[1..]).args(["python3", "-c", connect]).arg(&path);
             let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
             let Ok(mut child) = child else {
-                println!("SKIP a_process_that_is_confined_differently_is_told_apart {name}: no {}", words[0]);
+                println!("SKIP differently_confined_process_is_detected {name}: no {}", words[0]);
                 continue;
             };
             listener.set_nonblocking(true).unwrap();
@@ -177,23 +178,21 @@ mod tests {
                     }
                     drop(stream);
                 }
-                None => println!(
-                    "SKIP a_process_that_is_confined_differently_is_told_apart {name}: not allowed or no python3"
-                ),
+                None => println!("SKIP differently_confined_process_is_detected {name}: not allowed or no python3"),
             }
             let _ = child.wait();
         }
     }
 
     #[test]
-    fn a_process_that_has_ended_is_nobody() {
+    fn ended_process_is_not_identified() {
         let temp = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(temp.path().join("socket")).unwrap();
         let connect = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])";
         let mut command = Command::new("python3");
         if !command.args(["-c", connect]).arg(temp.path().join("socket")).status().is_ok_and(|status| status.success())
         {
-            println!("SKIP a_process_that_has_ended_is_nobody: no python3");
+            println!("SKIP ended_process_is_not_identified: no python3");
             return;
         }
         let (stream, _) = listener.accept().unwrap();

@@ -71,12 +71,12 @@ fn is_ours(path: &Path) -> bool {
 
 /// A directory that only its user can enter.
 #[derive(Debug)]
-pub struct Place {
+pub struct SocketDirectory {
     path: PathBuf,
     directory: OwnedFd,
 }
 
-impl Place {
+impl SocketDirectory {
     /// Opens the directory. Returns `None` if it does not exist. Refuses one that another user owns or can enter.
     pub fn open(path: PathBuf) -> Result<Option<Self>> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
@@ -225,7 +225,7 @@ fn sign(file: &mut File) -> std::io::Result<()> {
 /// A directory that this process serves as its server. Dropping it removes the socket, the lock and the directory.
 #[derive(Debug)]
 pub struct Claimed {
-    place: Place,
+    place: SocketDirectory,
     listener: Option<UnixListener>,
     _lock: File,
 }
@@ -267,24 +267,24 @@ mod tests {
     fn a_directory_that_others_can_enter_is_refused() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("cofferdam");
-        assert!(Place::open(path.clone()).unwrap().is_none());
-        Place::make(path.clone()).unwrap();
+        assert!(SocketDirectory::open(path.clone()).unwrap().is_none());
+        SocketDirectory::make(path.clone()).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o750)).unwrap();
-        assert!(Place::make(path.clone()).unwrap_err().message().contains("entered by other users"));
+        assert!(SocketDirectory::make(path.clone()).unwrap_err().message().contains("entered by other users"));
         let link = base.path().join("link");
         std::os::unix::fs::symlink(base.path(), &link).unwrap();
-        assert!(Place::open(link).is_err());
+        assert!(SocketDirectory::open(link).is_err());
     }
 
     /// Promise (Server): A server removes its socket directory at its end, and replaces that of a killed server.
     #[test]
-    fn one_server_at_a_time_and_nothing_left_after_it() {
+    fn second_server_is_refused_and_directory_is_removed() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("cofferdam");
-        let place = || Place::make(path.clone()).unwrap();
-        let first = Place::claim(&path).unwrap();
+        let place = || SocketDirectory::make(path.clone()).unwrap();
+        let first = SocketDirectory::claim(&path).unwrap();
         assert!(place().is_taken() && place().connect().unwrap().is_some());
-        let error = Place::claim(&path).unwrap_err();
+        let error = SocketDirectory::claim(&path).unwrap_err();
         assert!(error.message().contains(&std::process::id().to_string()), "{error}");
         let removed = place();
         drop(first);
@@ -294,7 +294,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
         drop(UnixListener::bind(path.join(SOCKET)).unwrap());
         assert!(place().connect().unwrap().is_none() && !place().is_taken());
-        let again = Place::claim(&path).unwrap();
+        let again = SocketDirectory::claim(&path).unwrap();
         assert!(place().connect().unwrap().is_some());
         drop(again);
     }

@@ -231,7 +231,7 @@ mod tests {
 
     #[cfg(feature = "parsers")]
     #[test]
-    fn a_list_covers_what_is_below_and_an_exception_takes_out() {
+    fn list_covers_submodules_except_exceptions() {
         let rules = PythonRules { allow_imports: owned(&["os.path"]), ..PythonRules::default() };
         let lists = Lists::python(&rules);
         for (module, unwanted) in [

@@ -12,7 +12,7 @@ use crate::quota::{Book, Capacity, Demand, FairQueue, Prices, Quota, QuotaFile, 
 use crate::refusal::{exhausted, overloaded};
 use crate::store::{Usage, UsageRow};
 
-/// Settings of the queue for a full machine.
+/// Settings of the queue for a full host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueBounds {
     /// Requests that wait at once.
@@ -82,12 +82,12 @@ impl Admission {
         self.start.1 + self.start.0.elapsed()
     }
 
-    /// Reserves what a sandbox needs. Waits in the fair queue while the machine is full.
+    /// Reserves what a sandbox needs. Waits in the fair queue while the host is full.
     ///
     /// # Errors
     /// - `ResourceExhausted` with the time of a retry, if the tenant's quota is used up.
-    /// - `ResourceExhausted` without one, if the machine never has as much.
-    /// - `Unavailable` with the time of a retry, if the machine stays full or too many wait.
+    /// - `ResourceExhausted` without one, if the host never has as much.
+    /// - `Unavailable` with the time of a retry, if the host stays full or too many requests wait.
     pub async fn sandbox(self: &Arc<Self>, tenant: &TenantId, demand: Demand) -> Result<Grant> {
         let deadline = self.now() + self.bounds.wait;
         let (ticket, answer) = {
@@ -111,7 +111,7 @@ impl Admission {
             state.book.check(tenant, demand, now).map_err(|refused| refusal("create", refused))?;
             let QueueBounds { waiting, waiting_of_tenant, wait, .. } = self.bounds;
             if state.queue.len() >= waiting || state.queue.len_of(tenant) >= waiting_of_tenant {
-                return Err(overloaded("create", "too many requests wait for room on this server", wait));
+                return Err(overloaded("create", "too many requests wait for capacity on this server", wait));
             }
             let (sender, answer) = oneshot::channel();
             let weight = state.book.quota(tenant).weight;
@@ -119,7 +119,7 @@ impl Admission {
             (state.queue.push(now, tenant, weight, deadline, waiter), answer)
         };
         // The place in the queue is given back if the caller no longer waits.
-        let _place = Place { of: self, deadline, ticket };
+        let _place = QueueEntry { of: self, deadline, ticket };
         // It may fit beside a larger one that waits.
         self.admit_waiting();
         match tokio::time::timeout(self.bounds.wait, answer).await {
@@ -151,13 +151,13 @@ impl Admission {
         }
     }
 
-    /// Gives room that became free to those who wait, in the order of the queue.
+    /// Gives free capacity to waiting requests, in the order of the queue.
     fn admit_waiting(self: &Arc<Self>) {
         let mut answers = Vec::new();
         {
             let mut locked = self.state.lock();
             let (state, now) = (&mut *locked, self.now());
-            // Those who waited for too long learn it when their sender is dropped.
+            // Requests that waited too long learn it when their sender is dropped.
             while state.queue.expire(now).is_some() {}
             loop {
                 let State { book, queue } = state;
@@ -271,14 +271,14 @@ impl Admission {
     }
 }
 
-/// A place in the queue.
-struct Place<'a> {
+/// An entry of the queue.
+struct QueueEntry<'a> {
     of: &'a Arc<Admission>,
     deadline: Duration,
     ticket: Ticket,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         let cancelled = self.of.state.lock().queue.cancel(self.deadline, self.ticket);
         // It may have blocked others.
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_full_server_and_a_used_quota_are_told_apart() {
+    async fn full_server_and_used_quota_are_distinguished() {
         let wait = Duration::from_secs(5);
         let bounds = QueueBounds { waiting: 1, waiting_of_tenant: 1, wait, ..QueueBounds::default() };
         let admission = full_at(2, bounds);

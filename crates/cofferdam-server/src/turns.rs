@@ -44,7 +44,7 @@ impl Turns {
         Self { all: Semaphore::new(most), tenants: Mutex::default() }
     }
 
-    /// Waits for the turn of a tenant, who has one at a time.
+    /// Waits for the turn of a tenant. A tenant has one turn at a time.
     ///
     /// # Errors
     /// - `ResourceExhausted` if 64 others of the tenant wait.

@@ -313,14 +313,14 @@ mod tests {
             let volumes = Arc::clone(&volumes);
             tokio::spawn(async move { volumes.create(&tenant("a"), name(&format!("v{number}")), None, &quota).await })
         });
-        let made = futures_util::future::join_all(creates.collect::<Vec<_>>()).await;
-        assert_eq!(made.into_iter().filter(|made| made.as_ref().unwrap().is_ok()).count(), 3);
+        let created = futures_util::future::join_all(creates.collect::<Vec<_>>()).await;
+        assert_eq!(created.into_iter().filter(|created| created.as_ref().unwrap().is_ok()).count(), 3);
         assert_eq!(volumes.used(&tenant("a")).await.unwrap().volumes, 3);
     }
 
     /// Promise (Server): An error about a volume names no file and no process of the host.
     #[test]
-    fn errors_for_tenants_name_nothing_of_the_host() {
+    fn errors_for_tenants_name_no_host_details() {
         let source = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
         for error in [
             VolumeError::Io { operation: "open", path: "/secret".into(), source },

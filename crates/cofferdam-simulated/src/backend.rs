@@ -11,19 +11,19 @@ use cofferdam_contract::{
 };
 
 use crate::fault::FaultPoint;
-use crate::host::Host;
+use crate::host::SimulatedHost;
 use crate::plan::SpecPlan;
 use crate::posture::posture;
 use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
 use crate::tree::Tree;
-use crate::warm::SimulatedWarm;
+use crate::warm::SimulatedPrepared;
 use crate::{FaultPlan, NAME, SimulatedConfig};
 
 /// The simulated backend. Needs a tokio runtime with time enabled.
 #[derive(Debug)]
 pub struct SimulatedBackend {
-    host: Arc<Host>,
+    host: Arc<SimulatedHost>,
     made: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl SimulatedBackend {
     pub fn new(config: SimulatedConfig) -> Self {
         let mut config = config;
         config.capabilities.retain(|capability| SimulatedConfig::KNOWN.contains(capability));
-        Self { host: Arc::new(Host::new(config)), made: AtomicU64::new(0) }
+        Self { host: Arc::new(SimulatedHost::new(config)), made: AtomicU64::new(0) }
     }
 
     /// Creates a backend with all capabilities and these faults.
@@ -69,12 +69,12 @@ impl SimulatedBackend {
 /// The state that a sandbox needs to create a fork of itself.
 #[derive(Debug)]
 pub(crate) struct ForkContext {
-    host: Arc<Host>,
+    host: Arc<SimulatedHost>,
     forks: AtomicU64,
 }
 
 impl ForkContext {
-    pub(crate) fn new(host: Arc<Host>) -> Self {
+    pub(crate) fn new(host: Arc<SimulatedHost>) -> Self {
         Self { host, forks: AtomicU64::new(0) }
     }
 
@@ -129,6 +129,6 @@ impl Backend for SimulatedBackend {
         }
         let nth = self.host.faults.pass(FaultPoint::Warm).await?;
         let shared = self.share(spec, |plan| Ok(Tree::new(plan.disk_limit())))?;
-        Ok(Box::new(SimulatedWarm::new(shared, self.host.faults.death(nth))))
+        Ok(Box::new(SimulatedPrepared::new(shared, self.host.faults.death(nth))))
     }
 }

@@ -10,13 +10,13 @@ use crate::fault::Faults;
 
 /// The simulated host of one backend.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct SimulatedHost {
     pub(crate) config: SimulatedConfig,
     pub(crate) faults: Faults,
     living: Mutex<BTreeSet<SandboxId>>,
 }
 
-impl Host {
+impl SimulatedHost {
     pub(crate) fn new(config: SimulatedConfig) -> Self {
         let faults = Faults::new(config.faults.clone());
         Self { config, faults, living: Mutex::default() }

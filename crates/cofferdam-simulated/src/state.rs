@@ -8,7 +8,7 @@ use cofferdam_contract::{Error, ErrorKind, Posture, Result, SandboxId, Spec};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
-use crate::host::Host;
+use crate::host::SimulatedHost;
 use crate::tree::Tree;
 
 /// An external event for a running exec.
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) id: SandboxId,
     pub(crate) spec: Spec,
     pub(crate) posture: Posture,
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<SimulatedHost>,
     state: Mutex<State>,
     /// The number of live execs.
     alive: watch::Sender<usize>,
@@ -52,7 +52,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(id: SandboxId, spec: Spec, posture: Posture, tree: Tree, host: Arc<Host>) -> Self {
+    pub(crate) fn new(id: SandboxId, spec: Spec, posture: Posture, tree: Tree, host: Arc<SimulatedHost>) -> Self {
         host.living().insert(id.clone());
         let state = State {
             tree,

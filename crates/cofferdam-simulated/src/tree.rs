@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_counts_what_is_there() {
+    fn size_limit_counts_stored_bytes() {
         let mut tree = Tree::new(Some(10));
         tree.write("a", vec![0; 8], Parents::Make).unwrap();
         assert_eq!(tree.write("b", vec![0; 3], Parents::Make), Err(TreeError::Full));

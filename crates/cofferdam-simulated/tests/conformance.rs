@@ -139,7 +139,7 @@ async fn a_claim_that_would_be_weaker_is_refused() {
 
 /// Promise (Warm sandboxes and pools): A claim with a setting that cannot be applied to a warm sandbox is refused.
 #[tokio::test(start_paused = true)]
-async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
+async fn claim_with_a_setting_fixed_when_warm_is_refused() {
     let fixed_when_warm = Protection::ALL.iter().copied().collect();
     let options = Options { filter: Some("warm/".into()), ..Options::default() };
     let report = run_suite(SimulatedConfig { fixed_when_warm, ..SimulatedConfig::default() }, options).await;

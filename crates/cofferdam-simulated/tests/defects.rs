@@ -129,7 +129,7 @@ async fn a_warm_sandbox_that_is_left_behind_is_found() {
 
 /// Promise (Conformance suite): The conformance suite finds leftovers of a backend.
 #[tokio::test(start_paused = true)]
-async fn what_is_left_behind_is_found() {
+async fn leftovers_of_a_backend_are_found() {
     let leaks = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&leaks);
     let census = move || (0..count.fetch_add(1, Ordering::Relaxed)).map(|n| format!("process {n}")).collect();

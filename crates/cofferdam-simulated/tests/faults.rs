@@ -128,7 +128,7 @@ async fn warm_and_claim_fail_and_leave_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_dies_while_it_waits_says_so() {
+async fn idle_sandbox_that_dies_is_not_alive() {
     let hour = Duration::from_secs(3600);
     let backend = SimulatedBackend::with_faults(FaultPlan::none().die_waiting(1, hour));
     let (mortal, other) =

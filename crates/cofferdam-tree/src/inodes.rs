@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_file_system_is_not_touched() {
+    fn file_without_a_file_system_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[0x55; 8192], 0).unwrap();
         assert!(unify(&file, &Uniform { owner: (0, 0), time: None }).is_err());

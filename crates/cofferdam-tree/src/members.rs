@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_are_larger_than_anybody_needs_are_refused_and_not_read() {
+    fn oversized_headers_are_refused_without_reading() {
         // More than any host has memory for.
         let huge = 1 << 50;
         for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_read() {
+    fn usual_tar_members_are_read() {
         let mut tar = tar::Builder::new(Vec::new());
         let long = format!("{}f", "d/".repeat(500));
         let large = vec![7; 3 << 20];

@@ -83,7 +83,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_that_is_never_read_fails_and_one_that_is_read_slowly_does_not() {
+    async fn stalled_write_fails_and_slow_write_succeeds() {
         let (ours, mut theirs) = tokio::io::duplex(16);
         let mut stream = Stalling::new(ours, Duration::from_secs(30));
         let writer = tokio::spawn(async move {

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_another_format_is_told_by_its_number_whatever_else_it_says() {
+    fn document_of_another_format_is_refused_by_its_number() {
         let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "x" });
         let error =
             Travelled::read(&[document(SNAPSHOT_DOCUMENT, newer.to_string().into_bytes())]).unwrap_err().to_string();
@@ -490,7 +490,7 @@ mod tests {
     ///
     /// Promise (Virtual machines): An archive whose guest agent has another version is refused.
     #[test]
-    fn one_whose_agent_is_of_another_version_is_refused_by_its_document() {
+    fn archive_with_another_agent_version_is_refused() {
         for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {
             let mut document_of = serde_json::to_value(travelled(None)).unwrap();
             document_of["manifest"]["guest"] = serde_json::json!({ "version": found, "more": "of it" });

@@ -235,13 +235,13 @@ impl Drop for Enclosure {
 pub(crate) fn tried() -> Result<Version, String> {
     let mut groups = groups();
     let vmm_limits = VmmLimits { memory: 64 * MEBIBYTE, beside: 0, file: 0, cpu_millis: 1000, tasks: 16 };
-    let made = groups.make(&vmm_limits);
+    let created = groups.make(&vmm_limits);
     let version = groups.owner.as_ref().map(Owner::version);
-    if let (Ok((group, _)), Some(owner)) = (&made, &mut groups.owner) {
+    if let (Ok((group, _)), Some(owner)) = (&created, &mut groups.owner) {
         let _ = owner.discard(group);
     }
     groups.tidy();
-    made.and_then(|_| version.ok_or_else(|| "no owner".to_owned()))
+    created.and_then(|_| version.ok_or_else(|| "no owner".to_owned()))
 }
 
 #[cfg(test)]

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_ahead_is_nobody_elses_until_it_is_given_back() {
+    fn reserved_bytes_are_exclusive_until_released() {
         let budget = Budget::new(ByteSize::from_bytes(10));
         let mut first = budget.take_up_to(8);
         let second = budget.take_up_to(8);

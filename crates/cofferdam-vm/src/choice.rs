@@ -440,11 +440,11 @@ mod tests {
     /// Promise (Virtual machines): A VM uses KVM only if it works. A spec that requires KVM is refused with the reason
     /// otherwise.
     #[tokio::test]
-    async fn what_is_not_to_be_had_is_done_without_or_refused() {
+    async fn missing_kvm_falls_back_or_is_refused() {
         let auto = chooser(Acceleration::Auto, "/nowhere/kvm");
         assert_eq!(auto.choose(&description()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
-        let said = auto.runs_with();
-        assert!(said.contains("tcg") && said.contains("there is no KVM"), "{said}");
+        let summary = auto.runs_with();
+        assert!(summary.contains("tcg") && summary.contains("there is no KVM"), "{summary}");
         let error = chooser(Acceleration::Kvm, "/nowhere/kvm").choose(&description()).await.unwrap_err();
         let error = error.into_error("create");
         assert!(error.message().contains("there is no KVM") && error.remedy().is_some(), "{error:?}");
@@ -463,7 +463,7 @@ mod tests {
 
     /// Promise (Virtual machines): A required Firecracker is used or refused with a remedy.
     #[tokio::test]
-    async fn firecracker_is_used_or_refused_where_it_is_asked_for() {
+    async fn requested_firecracker_is_used_or_refused() {
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
         for (acceleration, program, kind, says) in [
             (Acceleration::Auto, None, ErrorKind::Unavailable, "firecracker is not installed"),
@@ -492,13 +492,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered() {
+    async fn qemu_runs_vms_that_firecracker_cannot_and_failed_starts_are_forgotten() {
         let temp = tempfile::tempdir().unwrap();
         let mut auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
         auto.probe.cache = Some(temp.path().to_owned());
         auto.kvm = Qemu::new(QemuConfig::default()).unwrap();
         if auto.kvm.version().await.is_err() {
-            println!("SKIP what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered: no QEMU here");
+            println!("SKIP qemu_runs_vms_that_firecracker_cannot_and_failed_starts_are_forgotten: no QEMU here");
             return;
         }
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_has_the_kernel_and_nothing_of_its_owners() {
+    fn trial_vm_has_the_kernel_and_no_disks_of_its_owner() {
         let file = tempfile::tempfile().unwrap();
         let mut like = description();
         like.disks.push(Disk { name: "work", contents: Contents::Own(file), access: Access::ReadWrite });

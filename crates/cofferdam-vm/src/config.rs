@@ -27,9 +27,9 @@ pub enum RootChoice {
     #[default]
     Source,
     /// The image that was built under this name; without it, no VM is created.
-    Made(String),
+    Built(String),
     /// The image that was built under this name, if there is one, else that of the source.
-    MadeOrSource(String),
+    BuiltOrSource(String),
 }
 
 /// Deadlines of a VM.
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lets_no_machine_run_is_refused() {
+    fn invalid_vm_config_is_refused() {
         let good = VmConfig::new("/x");
         assert!(good.check().is_ok());
         for bad in [

@@ -119,15 +119,15 @@ fn image(config: &VmConfig) -> Finding {
         let release = if listed.release.is_empty() { String::new() } else { format!(", Linux {}", listed.release) };
         Finding::new("image", Good, format!("'{}'{release}: {}", listed.name, listed.about), None)
     };
-    let by_source = || images.seems_made(&config.source);
+    let by_source = || images.seems_built(&config.source);
     let name = match &config.root {
         RootChoice::Source => None,
-        RootChoice::Made(name) | RootChoice::MadeOrSource(name) => Some(name),
+        RootChoice::Built(name) | RootChoice::BuiltOrSource(name) => Some(name),
     };
     if let Some(listed) = name.and_then(|name| named(name)) {
         return shown(listed);
     }
-    let must = matches!(config.root, RootChoice::Made(_));
+    let must = matches!(config.root, RootChoice::Built(_));
     if !must && by_source() {
         return Finding::new("image", Good, "built from the configured packages", None);
     }
@@ -154,7 +154,9 @@ fn disks() -> Finding {
 /// Checks the VMM's isolation from files.
 fn confinement() -> Finding {
     match landlock::abi() {
-        0 => missing("VMM files", VmError::NoWall { wall: "Landlock, which restricts its access to files" }),
+        0 => {
+            missing("VMM files", VmError::MissingBoundary { boundary: "Landlock, which restricts its access to files" })
+        }
         abi => Finding::new("VMM files", Good, format!("Landlock ABI {abi} permits only its own program"), None),
     }
 }
@@ -181,7 +183,10 @@ fn seclusion() -> Finding {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Finding::new(name, Weaker, "could not be tested: program `true` not found", Some("install coreutils"))
         }
-        Err(_) => missing(name, VmError::NoWall { wall: "namespaces of its own, which isolate it from the network" }),
+        Err(_) => missing(
+            name,
+            VmError::MissingBoundary { boundary: "namespaces of its own, which isolate it from the network" },
+        ),
     }
 }
 
@@ -258,7 +263,7 @@ mod tests {
 
     /// Promise (Virtual machines): `doctor` reports the accelerator and its evidence.
     #[test]
-    fn the_accelerator_is_told_with_its_evidence() {
+    fn doctor_reports_the_accelerator_with_evidence() {
         let took = Duration::from_millis(1);
         for (acceleration, verdict, trial, state, says) in [
             (Acceleration::Auto, Verdict::Usable { took }, None, Good, "first VM"),
@@ -277,7 +282,7 @@ mod tests {
 
     /// Promise (Virtual machines): `doctor` reports a configured Firecracker that is missing.
     #[tokio::test]
-    async fn firecracker_is_missed_where_it_is_asked_for() {
+    async fn doctor_reports_missing_firecracker_if_requested() {
         let took = Duration::from_millis(1);
         let known = |verdict| Known { verdict, trial: None, firecracker: trial(Err("silence".to_owned())) };
         let (usable, none) = (known(Verdict::Usable { took }), known(Verdict::Missing));
@@ -312,13 +317,13 @@ mod tests {
 
     /// Promise (Virtual machines): `doctor` reports a missing image with its remedy.
     #[test]
-    fn an_image_is_there_or_it_is_told_how_to_get_it() {
+    fn doctor_reports_missing_image_with_remedy() {
         let place = tempfile::tempdir().unwrap();
         let config = VmConfig::new(place.path());
         let none = image(&config);
         assert!(none.state == Missing && none.remedy.is_some(), "{none:?}");
         assert_eq!(image(&VmConfig { make: MakePolicy::Missing, ..config.clone() }).state, Weaker);
-        let named = VmConfig { root: RootChoice::Made("mine".to_owned()), make: MakePolicy::Missing, ..config };
+        let named = VmConfig { root: RootChoice::Built("mine".to_owned()), make: MakePolicy::Missing, ..config };
         assert!(image(&named).detail.contains("'mine'"));
         assert!(!place.path().join("images").exists(), "the check created something");
     }

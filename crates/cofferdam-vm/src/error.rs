@@ -70,10 +70,10 @@ pub enum VmError {
         remedy: &'static str,
     },
     /// The host cannot confine a VMM as required.
-    #[error("cannot confine the VMM on this host: it lacks {wall}")]
-    NoWall {
+    #[error("cannot confine the VMM on this host: it lacks {boundary}")]
+    MissingBoundary {
         /// The missing mechanism.
-        wall: &'static str,
+        boundary: &'static str,
     },
     /// The user that a VMM is to run as may not execute its program.
     #[error("the user that the VMM runs as may not execute {}: {source}", program.display())]
@@ -274,7 +274,7 @@ impl VmError {
                 "make it and the directories above it executable for all users: `chmod a+x`; check that its file \
                  system is not mounted noexec"
             }
-            Self::NoWall { .. } => {
+            Self::MissingBoundary { .. } => {
                 "Landlock needs Linux 5.13 or newer with Landlock enabled; namespaces need root, or user namespaces \
                  for ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
@@ -291,7 +291,7 @@ impl VmError {
             }
             Self::OriginMismatch { .. } => "restore it where it was taken, or configure this backend like that one",
             Self::FixedProperty { .. } => {
-                "restore it with the original values; only wall time, CPU time and labels may differ"
+                "restore it with the original values; only the timeout, CPU time and labels may differ"
             }
             Self::InvalidSnapshot { .. } => "take a new snapshot",
             Self::MissingImage { key } => return Some(copy_image_steps(key)),
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_with_its_package() {
+    fn missing_tool_is_named_with_its_package() {
         let error = VmError::MissingTool { tool: "qemu-system-x86_64" }.into_error("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("qemu-system-x86")), "{error:?}");
@@ -337,13 +337,13 @@ mod tests {
 
     #[test]
     fn a_vmm_that_cannot_be_confined_is_refused() {
-        let error = VmError::NoWall { wall: "Landlock" }.into_error("create");
+        let error = VmError::MissingBoundary { boundary: "Landlock" }.into_error("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("user namespaces")), "{error:?}");
     }
 
     #[test]
-    fn what_a_console_says_is_cut_and_cleaned() {
+    fn console_output_is_truncated_and_sanitized() {
         let console = format!("{}\u{1b}[2Jend é", "x".repeat(5000));
         let text = VmError::BootFailed { reason: "it restarted".to_owned(), console }.to_string();
         assert!(text.len() < 1300 && text.chars().all(|c| !c.is_control()) && text.ends_with("end é"), "{text}");

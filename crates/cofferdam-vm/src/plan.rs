@@ -154,7 +154,7 @@ impl<'a> SpecPlan<'a> {
                     .with_remedy("use a private workspace, or level process"));
             }
             Workspace::HostDir { path, .. } => {
-                return Err(Error::unsupported("create", "the vm backend lends no directory of the host")
+                return Err(Error::unsupported("create", "the vm backend does not mount host directories")
                     .with_context("path", path.display().to_string())
                     .with_remedy("use a private workspace, and copy files in and out"));
             }
@@ -357,14 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn what_this_level_does_not_have_is_refused() {
+    fn features_that_vms_lack_are_refused() {
         let spec = |change: fn(cofferdam_contract::SpecBuilder) -> cofferdam_contract::SpecBuilder| {
             change(Spec::builder()).build().unwrap()
         };
-        let lent = || Workspace::HostDir { path: "/x".into(), access: Access::ReadOnly };
+        let mounted = || Workspace::HostDir { path: "/x".into(), access: Access::ReadOnly };
         for (spec, kind) in [
             (spec(|spec| spec.network(NetworkPolicy::Allow { hosts: vec!["a".to_owned()] })), ErrorKind::Unsupported),
-            (Spec::builder().workspace(lent()).build().unwrap(), ErrorKind::Unsupported),
+            (Spec::builder().workspace(mounted()).build().unwrap(), ErrorKind::Unsupported),
             (spec(|spec| spec.attribute("vm.x", true)), ErrorKind::InvalidInput),
         ] {
             let error = Plan::of(&spec, &config()).unwrap_err();
@@ -396,7 +396,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_in_memory_leaves_some_of_it(memory in MIN_MEMORY.as_bytes()..1 << 40, disk in 1_u64 << 21..1 << 42) {
+        fn tmpfs_shares_leave_some_memory(memory in MIN_MEMORY.as_bytes()..1 << 40, disk in 1_u64 << 21..1 << 42) {
             let shares = Shares::of(Some(ByteSize::from_bytes(disk)), memory);
             prop_assert!(shares.tmp + shares.shm <= memory / 4 * 3);
             prop_assert!(shares.tmp >= PAGE && shares.shm >= PAGE);

@@ -375,14 +375,18 @@ mod tests {
             assert!(posture.get(*protection).is_some(), "{protection}");
         }
         posture.require(&Default::default()).unwrap();
-        let said = |protection| posture.get(protection).unwrap().mechanism.clone();
-        assert!(said(Protection::PidNamespace).ends_with("; tcg"), "{}", said(Protection::PidNamespace));
-        assert!(said(Protection::Memory).ends_with("; bounded"), "{}", said(Protection::Memory));
+        let mechanism_of = |protection| posture.get(protection).unwrap().mechanism.clone();
+        assert!(
+            mechanism_of(Protection::PidNamespace).ends_with("; tcg"),
+            "{}",
+            mechanism_of(Protection::PidNamespace)
+        );
+        assert!(mechanism_of(Protection::Memory).ends_with("; bounded"), "{}", mechanism_of(Protection::Memory));
     }
 
     /// Promise (Virtual machines): A missing protection of a VM shows in its row of the posture.
     #[test]
-    fn whatever_is_missing_shows_in_its_row() {
+    fn missing_protection_shows_in_its_posture_row() {
         use Protection as P;
         type Change = fn(&mut Evidence);
         let changes: [(Protection, Change); 18] = [

@@ -142,7 +142,7 @@ mod tests {
 
     /// Promise (Virtual machines): A warm VM is compatible with specs that differ only in what the supervisor enforces.
     #[test]
-    fn what_the_supervisor_keeps_can_come_late() {
+    fn warm_vm_accepts_settings_that_the_supervisor_enforces() {
         let template = Spec::default();
         let tenant = Spec::builder().tenant(TenantId::new("other").unwrap()).label("a", "b").build().unwrap();
         for spec in [template.clone(), tenant, with(|limits| limits.wall_time = Duration::from_secs(1))] {
@@ -154,7 +154,7 @@ mod tests {
 
     /// Promise (Virtual machines): A warm VM is not compatible with a spec that changes its fixed settings.
     #[test]
-    fn what_was_built_in_is_fixed() {
+    fn settings_fixed_when_warm_are_incompatible() {
         let fixed = [
             with(|limits| limits.memory = Some(ByteSize::from_mebibytes(64))),
             with(|limits| limits.memory = None),

@@ -90,7 +90,9 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
 /// Returns the error for Landlock rules that could not be created.
 pub(crate) fn error(program: &Path, error: std::io::Error) -> VmError {
     match error.kind() {
-        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which restricts its access to files" },
+        std::io::ErrorKind::Unsupported => {
+            VmError::MissingBoundary { boundary: "Landlock, which restricts its access to files" }
+        }
         _ => io_error("confine", program)(error),
     }
 }

@@ -157,7 +157,7 @@ impl VmSettings {
             images,
             packages,
             container_images: host.container_images.clone(),
-            root: image.map_or_else(|| RootChoice::MadeOrSource(DEFAULT_IMAGE.to_owned()), RootChoice::Made),
+            root: image.map_or_else(|| RootChoice::BuiltOrSource(DEFAULT_IMAGE.to_owned()), RootChoice::Built),
             make: build.unwrap_or(base.make),
             memory: memory.map_or(base.memory, |Human(size)| size),
             processors: processors.unwrap_or(base.processors),
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn settings_reach_the_backend() {
         let config = all().config(&HostPaths::default()).unwrap();
-        assert_eq!((config.images, config.root), ("/i".into(), RootChoice::Made("mine".to_owned())));
+        assert_eq!((config.images, config.root), ("/i".into(), RootChoice::Built("mine".to_owned())));
         assert_eq!(
             (config.memory, config.processors, config.make),
             (ByteSize::from_mebibytes(256), 3, MakePolicy::Missing)

@@ -381,7 +381,7 @@ mod tests {
     /// Promise (Virtual machines): A snapshot that does not match the host is refused, and the error names the
     /// difference.
     #[test]
-    fn another_place_is_refused_with_what_is_different() {
+    fn snapshot_of_another_host_is_refused_with_the_difference() {
         let manifest = manifest(&Spec::default());
         manifest.check_origin(&origin()).unwrap();
         manifest.check_origin(&Origin { version: "7.2.99".to_owned(), ..origin() }).unwrap();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fixed_cannot_be_asked_for_anew() {
+    fn restore_refuses_changes_of_fixed_settings() {
         let fixed = manifest(&Spec::default());
         let check = |spec: &Spec| fixed.check_spec(&Plan::of(spec, &VmConfig::new("/x")).unwrap(), spec);
         let limited = |change: fn(&mut cofferdam_contract::Limits)| {

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_stays_as_it_is() {
+    fn sealed_file_cannot_change() {
         let mut file = blank(PAGE as u64).unwrap();
         file.write_all(b"x").unwrap();
         seal(&file).unwrap();

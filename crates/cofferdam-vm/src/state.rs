@@ -70,8 +70,8 @@ impl BackendState {
         let source = || self.found(self.config.source.clone());
         match &self.config.root {
             RootChoice::Source => source().await,
-            RootChoice::Made(name) => self.named(name).await,
-            RootChoice::MadeOrSource(name) => match self.named(name).await {
+            RootChoice::Built(name) => self.named(name).await,
+            RootChoice::BuiltOrSource(name) => match self.named(name).await {
                 Err(VmError::Image(ImageError::UnknownName { .. } | ImageError::Incompatible { .. })) => source().await,
                 found => found,
             },

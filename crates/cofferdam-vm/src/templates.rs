@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_asks_for_is_dropped() {
+    async fn unused_template_is_dropped() {
         let templates = Templates::new(2, Duration::from_millis(20));
         let (slot, _) = templates.slot(kind(1), Instant::now());
         let dropped = Arc::downgrade(&slot);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_waited_for_is_dropped_too() {
+    async fn template_of_a_cancelled_request_is_dropped() {
         let templates = Templates::new(2, Duration::from_millis(20));
         let first = templates.get(kind(1), std::future::pending());
         assert!(tokio::time::timeout(Duration::from_millis(1), first).await.is_err());

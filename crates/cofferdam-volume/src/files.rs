@@ -26,9 +26,9 @@ pub(crate) fn directory(above: impl AsFd, name: impl Arg) -> io::Result<OwnedFd>
 
 pub(crate) fn create_directory(above: impl AsFd, name: &str, mode: u32) -> io::Result<OwnedFd> {
     rustix::fs::mkdirat(&above, name, Mode::RWXU)?;
-    let made = directory(above, name)?;
-    rustix::fs::fchmod(&made, Mode::from_raw_mode(mode))?;
-    Ok(made)
+    let created = directory(above, name)?;
+    rustix::fs::fchmod(&created, Mode::from_raw_mode(mode))?;
+    Ok(created)
 }
 
 /// Opens a plain file. Files of the store are never links, and never devices.

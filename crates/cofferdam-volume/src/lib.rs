@@ -13,7 +13,7 @@
 //!
 //! A VM gets the file system of a volume as a disk. Its guest may write anything to it, so afterwards the file system
 //! is untrusted, and the kernel's ext4 driver is not made for untrusted metadata. The store records that a volume was
-//! a disk. Before the host's kernel mounts it the next time, the file system is created anew: a reader in safe Rust
+//! a disk. Before the host's kernel mounts it the next time, the file system is recreated: a reader in safe Rust
 //! copies its files, and everything else of the old one is discarded. The same reader exports volumes, so no export
 //! mounts anything. The work of the reader is bounded, see [`Bounds`].
 //!

@@ -42,8 +42,8 @@ impl<'a> Pending<'a> {
         let directory =
             files::create_directory(store.directory(), &name, 0o700).map_err(io("create a volume in", store.path()))?;
         let file = files::open(&directory, files::LOCK, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL);
-        let made = file.and_then(|file| lock::try_lock(&file, Kind::Exclusive).map(|_| file));
-        match made {
+        let created = file.and_then(|file| lock::try_lock(&file, Kind::Exclusive).map(|_| file));
+        match created {
             Ok(lock) => Ok(Self { store, name, directory, _lock: lock, is_done: false }),
             Err(error) => {
                 // Under the lock of the store, no other process has it. Otherwise, the next process removes it.

@@ -113,7 +113,7 @@ impl Unpacking<'_> {
                 match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
                     // It may be the implied directory of an earlier entry.
                     Err(Errno::EXIST) => open(self.root, &path).map(drop).map_err(refused(&bytes))?,
-                    made => made.map_err(refused(&bytes))?,
+                    created => created.map_err(refused(&bytes))?,
                 }
                 self.directories.insert(path, (mode, modified));
             }

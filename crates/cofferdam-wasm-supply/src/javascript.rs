@@ -136,12 +136,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_without_a_pinned_compiler_is_told_so() {
+    fn host_without_a_pinned_compiler_is_refused() {
         assert!(matches!(compiler_for("riscv64", "linux"), Err(SupplyError::UnsupportedHost { .. })));
     }
 
     #[test]
-    fn only_what_the_build_needs_is_unpacked() {
+    fn only_files_that_the_build_needs_are_unpacked() {
         for (name, needed) in [
             ("ziglang/zig", true),
             ("ziglang/lib/libc/wasi/libc-bottom-half/cloudlibc/LICENSE", true),

@@ -20,7 +20,7 @@ pub struct WasmConfig {
     /// The maximum module size. Default 16 MiB.
     pub module_size: ByteSize,
     /// The number of compiled modules that are cached for later runs of the same tenant. Default 32.
-    pub kept_modules: usize,
+    pub cached_modules: usize,
     /// The stack size of a guest. Default 2 MiB, which the interpreters need.
     pub stack: ByteSize,
     /// The cache directory of interpreters. It belongs to this user alone and is created when it is needed. Without
@@ -36,7 +36,7 @@ impl Default for WasmConfig {
             compilers: 2,
             compile_time: Duration::from_secs(30),
             module_size: ByteSize::from_mebibytes(16),
-            kept_modules: 32,
+            cached_modules: 32,
             stack: ByteSize::from_mebibytes(2),
             cache: None,
         }

@@ -83,7 +83,7 @@ mod tests {
     async fn everything_holds() {
         let findings = super::doctor(None).await;
         assert!(findings[..4].iter().all(|finding| finding.state == FindingState::Ok), "{findings:?}");
-        let absent = |state, remedy: &Option<String>| state == FindingState::Missing && remedy.is_some();
-        assert!(findings[4..].iter().all(|finding| absent(finding.state, &finding.remedy)), "{findings:?}");
+        let is_missing = |state, remedy: &Option<String>| state == FindingState::Missing && remedy.is_some();
+        assert!(findings[4..].iter().all(|finding| is_missing(finding.state, &finding.remedy)), "{findings:?}");
     }
 }

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_or_cannot_be_read_is_refused() {
+    fn oversized_or_unreadable_imports_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("file"), vec![7; 200_000]).unwrap();
         let error = imported(directory.path(), Some(100_000)).unwrap_err();

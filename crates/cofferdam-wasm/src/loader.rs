@@ -97,7 +97,7 @@ impl Loader {
             let message = format!("compiling the module took longer than {} s", max_time.as_secs_f64());
             Error::new(ErrorKind::ResourceExhausted, "start", message)
         })??;
-        self.cache(metered).insert(tenant.clone(), bytes, Arc::clone(&program), self.config.kept_modules);
+        self.cache(metered).insert(tenant.clone(), bytes, Arc::clone(&program), self.config.cached_modules);
         Ok((program, engine))
     }
 

@@ -1,6 +1,5 @@
 //! The command line as clap parses it. `plan` and `settings` interpret the options together.
 
-mod absent;
 mod audit;
 mod changes;
 #[cfg(feature = "server")]
@@ -26,6 +25,7 @@ mod server;
 mod snapshot;
 #[cfg(any(feature = "server", feature = "vm"))]
 mod snapshots;
+mod unavailable;
 mod volume;
 
 use std::num::NonZeroU64;
@@ -37,8 +37,6 @@ use cofferdam::configuration::{Bound, parse_bound};
 use cofferdam::registry::{MakePolicy, PullPolicy};
 use cofferdam::{ByteSize, Cpus, Level, Protection, SandboxPath, TenantId, parse_duration};
 
-#[allow(unused_imports, reason = "a full build has every command")]
-pub use absent::AbsentArgs;
 pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 pub use changes::{
     ApplyChangesArgs, ChangesArgs, ChangesCommand, DiscardChangesArgs, ListChangesArgs, PruneChangesArgs, ReviewArgs,
@@ -55,7 +53,7 @@ pub use live::{
     StatsArgs, WatchArgs,
 };
 #[cfg(feature = "vm")]
-pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs, MachineCommand};
+pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, VmArgs, VmCommand};
 #[cfg(feature = "mcp")]
 pub use mcp::McpArgs;
 pub use mounts::{MountArgs, VolumeMountArgs};
@@ -80,6 +78,8 @@ pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs};
 pub use snapshots::StoredCommand;
 #[cfg(any(feature = "server", feature = "vm"))]
 pub use snapshots::{SnapshotArgs, SnapshotCommand};
+#[allow(unused_imports, reason = "a full build has every command")]
+pub use unavailable::UnavailableArgs;
 #[cfg(feature = "server")]
 pub use volume::VolumeServerArgs;
 pub use volume::{
@@ -150,7 +150,7 @@ pub enum Command {
     Image(ImageArgs),
     /// Build, list, export, import and prune VM images
     #[cfg(feature = "vm")]
-    Vm(MachineArgs),
+    Vm(VmArgs),
     /// Save a VM to a file and restore it; take, list and move snapshots of a server
     #[cfg(any(feature = "server", feature = "vm"))]
     Snapshot(SnapshotArgs),
@@ -171,35 +171,35 @@ pub enum Command {
     /// Serve sandboxes to agents over the Model Context Protocol
     #[cfg(not(feature = "mcp"))]
     #[command(hide = true)]
-    Mcp(AbsentArgs),
+    Mcp(UnavailableArgs),
     /// Install WebAssembly interpreters for this user
     #[cfg(not(feature = "wasm"))]
     #[command(hide = true)]
-    Setup(AbsentArgs),
+    Setup(UnavailableArgs),
     /// Pull, load, build, list and remove images
     #[cfg(not(feature = "images"))]
     #[command(hide = true)]
-    Image(AbsentArgs),
+    Image(UnavailableArgs),
     /// Build, list, export, import and prune VM images
     #[cfg(not(feature = "vm"))]
     #[command(hide = true)]
-    Vm(AbsentArgs),
+    Vm(UnavailableArgs),
     /// Save a VM to a file and restore it; take, list and move snapshots of a server
     #[cfg(not(any(feature = "server", feature = "vm")))]
     #[command(hide = true)]
-    Snapshot(AbsentArgs),
+    Snapshot(UnavailableArgs),
     /// Run the conformance suite against a backend
     #[cfg(not(feature = "conformance"))]
     #[command(hide = true)]
-    Conformance(AbsentArgs),
+    Conformance(UnavailableArgs),
     /// Create, check, package, install and list plugins
     #[cfg(not(feature = "plugins"))]
     #[command(hide = true)]
-    Plugins(AbsentArgs),
+    Plugins(UnavailableArgs),
     /// Use a server over HTTP
     #[cfg(not(feature = "server"))]
     #[command(hide = true, aliases = ["keys", "ls", "exec", "attach", "logs", "cp", "pause", "resume", "extend", "rename", "fork", "stats", "rm", "prune"])]
-    Create(AbsentArgs),
+    Create(UnavailableArgs),
 }
 
 const RUN_HELP: &str = "\

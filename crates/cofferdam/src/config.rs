@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_nothing_would_be_judged_by_are_refused() {
+    fn screening_rules_without_a_mode_are_refused() {
         let message = error("[screening.rules]\nmax_findings = 3\n");
         assert!(message.contains("has rules and no mode"), "{message}");
         for mode in ["off", "warn", "block"] {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn only_absolute_places_are_looked_at() {
+    fn only_absolute_config_paths_are_read() {
         let path = |xdg: Option<&str>, home: Option<&str>| {
             default_path(xdg.map(PathBuf::from), home.map(PathBuf::from)).map(|path| path.display().to_string())
         };

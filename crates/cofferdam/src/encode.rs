@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_text_is_base64() {
+    fn binary_output_is_base64() {
         let mut lines = Lines::default();
         assert_eq!(lines.feed(OutputStream::Stdout, b"a\xff"), Some(json!({"base64": "Yf8="})));
         assert_eq!(lines.feed(OutputStream::Stdout, b"\xe2"), None);

@@ -125,14 +125,14 @@ mod store {
     }
 
     pub fn pull_missing(_: &str, _: &ImageSettings) -> Result<()> {
-        Err(absent())
+        Err(unavailable())
     }
 
     pub fn entrypoint(_: &str, _: &ImageSettings) -> Result<(Vec<String>, Vec<String>)> {
-        Err(absent())
+        Err(unavailable())
     }
 
-    fn absent() -> Error {
+    fn unavailable() -> Error {
         Error::unsupported("run", "this build has no image store").with_remedy(registry::build_with("images"))
     }
 }

@@ -246,7 +246,7 @@ mod tests {
     /// Promise (Virtual machines): The next save removes partial archives of killed writers, and no file of live
     /// writers.
     #[test]
-    fn what_killed_writers_left_goes_and_what_others_write_stays() {
+    fn files_of_killed_writers_are_removed_and_others_kept() {
         let place = tempfile::tempdir().unwrap();
         let begin = |name: &str| OutFile::begin(&place.path().join(name), Existing::Replace).unwrap();
         // A file with a temporary name, as just before a writer finishes.

@@ -64,7 +64,7 @@ impl Extensions for LocalExtensions {
     async fn backend(&self, strategy: Strategy) -> Result<Arc<dyn Backend>> {
         let name = match strategy {
             Strategy::Container => registry::CONTAINER_BACKEND,
-            Strategy::Vm => registry::MACHINE_BACKEND,
+            Strategy::Vm => registry::VM_BACKEND,
             Strategy::Wasm => registry::MODULE_BACKEND,
             Strategy::Subprocess | Strategy::Thread | Strategy::Inline => registry::DEFAULT_BACKEND,
         };

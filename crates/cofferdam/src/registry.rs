@@ -2,8 +2,6 @@
 //!
 //! `registry/table.rs` has one row for each backend, with the functions in the file that has the backend's name.
 
-#[cfg(not(all(feature = "container", feature = "vm", feature = "wasm")))]
-mod absent;
 #[cfg(feature = "images")]
 pub mod base;
 #[cfg(feature = "container")]
@@ -25,6 +23,8 @@ mod simulated;
 #[cfg(any(feature = "images", feature = "vm"))]
 pub mod stored;
 mod table;
+#[cfg(not(all(feature = "container", feature = "vm", feature = "wasm")))]
+mod unavailable;
 #[cfg(feature = "vm")]
 mod vm;
 #[cfg(feature = "wasm")]
@@ -50,15 +50,15 @@ pub use cofferdam_wasm::WasmSettings;
 use serde::Serialize;
 use serde_json::Value;
 
-#[cfg(not(feature = "wasm"))]
-pub use absent::AbsentSettings as WasmSettings;
-#[cfg(not(feature = "container"))]
-pub use absent::{AbsentSettings as ContainerSettings, AbsentValue as PullPolicy};
-#[cfg(not(feature = "vm"))]
-pub use absent::{AbsentSettings as VmSettings, AbsentValue as MakePolicy};
 pub use setup::{BackendOptions, ImageSettings, Setup};
 pub use table::build_with;
 use table::{Creation, Named, TABLE, use_one_of};
+#[cfg(not(feature = "wasm"))]
+pub use unavailable::UnavailableSettings as WasmSettings;
+#[cfg(not(feature = "container"))]
+pub use unavailable::{UnavailableSettings as ContainerSettings, UnavailableValue as PullPolicy};
+#[cfg(not(feature = "vm"))]
+pub use unavailable::{UnavailableSettings as VmSettings, UnavailableValue as MakePolicy};
 #[cfg(feature = "wasm")]
 pub use wasm::{Installed, WASM_LANGUAGES, install, wasm_cache};
 
@@ -72,7 +72,7 @@ pub const MODULE_BACKEND: &str = "wasm";
 pub const CONTAINER_BACKEND: &str = "docker";
 
 /// The backend that creates VMs.
-pub const MACHINE_BACKEND: &str = "vm";
+pub const VM_BACKEND: &str = "vm";
 
 /// Static information about a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    fn said(exit: &Exit) -> Vec<String> {
+    fn messages_of(exit: &Exit) -> Vec<String> {
         remarks(exit, &Limits::default(), ByteSize::from_mebibytes(1), 0)
     }
 
@@ -226,28 +226,28 @@ mod tests {
             (LimitKind::Disk, "killed: disk limit of 1 GiB reached (raise it with --disk)"),
         ] {
             let exit = Exit { code: -1, killed_by: Some(kind), limits_hit: vec![kind], ..exit() };
-            assert_eq!(said(&exit), [text]);
+            assert_eq!(messages_of(&exit), [text]);
         }
         let exit = Exit { code: -1, timed_out: true, ..exit() };
-        assert_eq!(said(&exit), ["killed: time limit of 60 s reached (raise it with --timeout)"]);
+        assert_eq!(messages_of(&exit), ["killed: time limit of 60 s reached (raise it with --timeout)"]);
     }
 
     #[test]
     fn a_limit_that_hindered_is_named_when_the_run_failed_and_memory_always() {
         let hindered = Exit { limits_hit: vec![LimitKind::Disk], ..exit() };
-        assert!(said(&hindered).is_empty());
+        assert!(messages_of(&hindered).is_empty());
         let memory = Exit { limits_hit: vec![LimitKind::Memory], ..exit() };
-        assert_eq!(said(&memory), ["memory limit of 512 MiB was reached while it ran (raise it with --memory)"]);
+        assert_eq!(messages_of(&memory), ["memory limit of 512 MiB was reached while it ran (raise it with --memory)"]);
         let failed = Exit { code: 1, ..hindered };
-        assert_eq!(said(&failed), ["disk limit of 1 GiB was reached while it ran (raise it with --disk)"]);
+        assert_eq!(messages_of(&failed), ["disk limit of 1 GiB was reached while it ran (raise it with --disk)"]);
     }
 
     #[test]
-    fn cut_and_lost_output_is_told() {
+    fn truncated_and_lost_output_is_reported() {
         let exit = Exit { truncated: true, ..exit() };
-        let said = remarks(&exit, &Limits::default(), ByteSize::from_mebibytes(1), 2048);
+        let messages_of = remarks(&exit, &Limits::default(), ByteSize::from_mebibytes(1), 2048);
         assert_eq!(
-            said,
+            messages_of,
             [
                 "output truncated: 1 MiB of 3 MiB printed (raise the limit with --max-output)",
                 "output lost: 2 KiB arrived faster than they could be printed"

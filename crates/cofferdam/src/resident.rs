@@ -10,8 +10,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use cofferdam::registry::{self, CONTAINER_BACKEND, MACHINE_BACKEND};
-use cofferdam::resident::{Asked, Candidates, Connection, Place, Refusal, ResidentBackend, Surroundings};
+use cofferdam::registry::{self, CONTAINER_BACKEND, VM_BACKEND};
+use cofferdam::resident::{Asked, Candidates, Connection, Refusal, ResidentBackend, SocketDirectory, Surroundings};
 use cofferdam::{Backend, Error, ErrorKind, NetworkPolicy, Result};
 use serde::Deserialize;
 
@@ -132,7 +132,7 @@ fn local(args: &RunArgs, why: &str) -> Option<Arc<dyn Backend>> {
 }
 
 fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
-    match Place::open(candidates().directory())? {
+    match SocketDirectory::open(candidates().directory())? {
         Some(place) => Connection::for_run(&place, asked),
         None => Ok(Err(Refusal::None)),
     }
@@ -153,16 +153,16 @@ const READ: [&str; 11] = [
     "RUST_BACKTRACE",
 ];
 /// Prefix of the variables with settings of the VM backend.
-const READ_FOR_MACHINES: &str = "COFFERDAM_VM_";
+const READ_FOR_VMS: &str = "COFFERDAM_VM_";
 /// Environment variables of apt, which downloads the packages of VM images.
 const READ_BY_APT: [&str; 5] = ["APT_CONFIG", "http_proxy", "https_proxy", "all_proxy", "no_proxy"];
 
 /// Returns true if a server of this backend inherits this variable from the run that starts it.
 fn is_for_server(variable: &str, backend: &str) -> bool {
-    let machines = || variable.starts_with(READ_FOR_MACHINES) || READ_BY_APT.contains(&variable);
+    let machines = || variable.starts_with(READ_FOR_VMS) || READ_BY_APT.contains(&variable);
     READ.contains(&variable)
         || (backend == CONTAINER_BACKEND && variable == "DOCKER_HOST")
-        || (backend == MACHINE_BACKEND && machines())
+        || (backend == VM_BACKEND && machines())
 }
 
 /// Starts a server, waits until it listens and returns its messages. The server outlives the run, so it inherits only
@@ -193,7 +193,7 @@ mod tests {
 
     /// Promise (Code execution): A server has only the environment variables that it reads.
     #[test]
-    fn a_server_has_what_it_reads_and_nothing_else() {
+    fn server_has_only_the_variables_that_it_reads() {
         for (variable, process, docker, vm) in [
             ("PATH", true, true, true),
             ("XDG_RUNTIME_DIR", true, true, true),
@@ -206,8 +206,7 @@ mod tests {
             ("path", false, false, false),
             ("", false, false, false),
         ] {
-            let inherited =
-                ["process", CONTAINER_BACKEND, MACHINE_BACKEND].map(|backend| is_for_server(variable, backend));
+            let inherited = ["process", CONTAINER_BACKEND, VM_BACKEND].map(|backend| is_for_server(variable, backend));
             assert_eq!(inherited, [process, docker, vm], "{variable}");
         }
     }

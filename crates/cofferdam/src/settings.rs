@@ -113,7 +113,7 @@ impl Settings {
         // The image of a process sandbox can be pulled as well.
         let pulls = flags.sandbox.image.is_some() && backend.info.name == registry::DEFAULT_BACKEND;
         check_option(flags.sandbox.pull.is_some() && !pulls, "--pull", registry::CONTAINER_BACKEND, &backend)?;
-        check_option(flags.sandbox.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
+        check_option(flags.sandbox.build.is_some(), "--build", registry::VM_BACKEND, &backend)?;
         check_option(flags.sandbox.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
         check_option(flags.sandbox.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
         Ok(Self {

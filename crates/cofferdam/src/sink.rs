@@ -51,8 +51,8 @@ struct Shown {
 }
 
 impl Shown {
-    fn new(stream: HostStream, raw: Raw) -> Self {
-        let filter = (raw == Raw::No && stream.is_terminal()).then(TerminalFilter::default);
+    fn new(stream: HostStream, raw: RawOutput) -> Self {
+        let filter = (raw == RawOutput::No && stream.is_terminal()).then(TerminalFilter::default);
         Self { stream, filter }
     }
 
@@ -73,7 +73,7 @@ impl Shown {
 
 /// Treatment of control sequences on terminals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Raw {
+pub enum RawOutput {
     /// Passed unchanged.
     Yes,
     /// Escaped.
@@ -91,7 +91,7 @@ pub struct Live {
 
 impl Live {
     /// Creates live output to the streams of this process.
-    pub fn new(raw: Raw) -> Self {
+    pub fn new(raw: RawOutput) -> Self {
         Self { stdout: Shown::new(HostStream::stdout(), raw), stderr: Shown::new(HostStream::stderr(), raw), lost: 0 }
     }
 

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_split_over_chunks_is_put_together() {
+    fn sequences_split_over_chunks_are_joined() {
         assert_eq!(show(&[b"\x1b", b"[3", b"1m", b"x\xc3", b"\xa9\x1b[0m"]), "\x1b[31mx\u{e9}\x1b[0m");
         assert_eq!(show(&[b"\x1b", b"]0;x"]), "\\x1b]0;x");
     }

@@ -1,4 +1,4 @@
-//! Runs the conformance kit on a backend from outside Cofferdam's workspace.
+//! Runs the conformance suite on a backend from outside Cofferdam's workspace.
 //!
 //! Put your own backend in place of the simulated one, and for guests with a shell `UnixPrograms::default()` in place
 //! of its programs.

@@ -142,7 +142,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn programs_and_binaries_are_told_apart() {
+    fn programs_and_binaries_are_distinguished() {
         let mut message = json!({
             "reason": "compiler-artifact", "executable": "/t/debug/deps/suite-1", "manifest_path": "/r/crates/a/Cargo.toml",
             "profile": { "test": true }, "target": { "name": "suite", "kind": ["test"] },

@@ -57,11 +57,11 @@ enum Verdict {
 /// The packages under test, and the selected tests.
 pub struct Installs {
     tests: Vec<(&'static str, Test)>,
-    made: Result<Made, Outcome>,
+    made: Result<InstallSetup, Outcome>,
 }
 
 /// Packages, and the directory that contains them.
-struct Made {
+struct InstallSetup {
     packages: Packages,
     _directory: Temporary,
 }
@@ -76,7 +76,7 @@ impl Installs {
             Some(missing) => {
                 Err(Outcome { skips: vec![format!("SKIP {NAME}: no packages: {missing}")], ..Outcome::default() })
             }
-            None => Made::make(sources, built).map_err(|error| {
+            None => InstallSetup::make(sources, built).map_err(|error| {
                 println!("   {NAME}: cannot create packages: {error:#}");
                 Outcome { failures: vec![format!("{NAME}: packages cannot be created")], ..Outcome::default() }
             }),
@@ -117,7 +117,7 @@ impl Installs {
     }
 }
 
-impl Made {
+impl InstallSetup {
     fn make(sources: &Repository, built: &Built) -> Result<Self> {
         let found = built.binaries.iter().find(|(name, _)| name == "cofferdam");
         let (_, program) = found.context("cargo built no cofferdam")?;

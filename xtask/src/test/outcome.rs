@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_harness_and_the_kit_are_understood() {
+    fn output_of_harness_and_conformance_suite_is_parsed() {
         let text = "\
 test inner ... ok
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
@@ -198,7 +198,7 @@ OK
     }
 
     #[test]
-    fn what_passes_by_itself_is_unsteady_and_what_fails_again_has_failed() {
+    fn test_that_passes_alone_is_flaky_and_repeated_failure_fails() {
         let text = "test a ... FAILED\ntest b ... FAILED\ntest result: FAILED. 5 passed; 2 failed\n";
         let mut outcome = Outcome::parse("demo", text, Printed::ByOne);
         assert_eq!(outcome.failed_tests("demo"), Some(vec!["a", "b"]));

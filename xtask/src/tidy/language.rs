@@ -15,7 +15,16 @@ const IDENTIFIERS: &[(&str, &str)] = &[
     ("lay_ground", "enter_namespaces"),
     ("settle_in", "mount_workspace"),
     ("hand_over", "handoff"),
+    ("lent", "mounted"),
+    ("lends", "mounts"),
+    ("shelf", "slots"),
+    ("judge", "enforcer or evaluate"),
+    ("told", "reported"),
+    ("tell", "report"),
+    ("anew", "recreated"),
 ];
+/// Words in names of functions that hide the actor or are not the usual term. Tests are named after their behaviour.
+const NAME_WORDS: &[&str] = &["what", "who", "told", "tells", "lent", "lends", "kit", "strangers", "theirs"];
 /// Pronouns that hide the actor. Written in two parts, so that this file does not contain them.
 const PRONOUNS: &[&str] =
     &[concat!("no", "body"), concat!("some", "body"), concat!("who", "ever"), concat!("any", "body")];
@@ -60,6 +69,10 @@ fn rust(source: &Source) -> Vec<String> {
             if let Some((_, usual)) = IDENTIFIERS.iter().find(|(unusual, _)| *unusual == word) {
                 breaches.push(format!("{name}:{number}: {word}; use {usual}"));
             }
+        }
+        let mut names = words(&line.code).skip_while(|word| *word != "fn").skip(1).take(1);
+        if let Some(function) = names.find(|name| name.split('_').any(|word| NAME_WORDS.contains(&word))) {
+            breaches.push(format!("{name}:{number}: {function}; name the behaviour and the actor"));
         }
         breaches.extend(pronoun(source, number, &line.text, whole));
         let doc = line.doc();
@@ -217,6 +230,18 @@ mod tests {
             assert_eq!(count("xtask/src/a.rs", line), expected, "{line}");
         }
         assert_eq!(count("xtask/src/a.rs", "let text = \"\nleash\n\";\nleash"), 1);
+    }
+
+    #[test]
+    fn function_names_with_unusual_words_are_breaches() {
+        for (line, expected) in [
+            ("fn what_is_no_name_is_refused() {", 1),
+            ("async fn an_end_is_told() {", 1),
+            ("fn whatever_kits_do() { what_else() }", 0),
+            ("let text = \"fn who_waits\"; // fn who_waits", 0),
+        ] {
+            assert_eq!(count("xtask/src/a.rs", line), expected, "{line}");
+        }
     }
 
     #[test]

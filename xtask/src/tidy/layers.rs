@@ -171,8 +171,8 @@ fn package_breaches(package: &Value, ours: &[&str]) -> Vec<String> {
         let for_tests = dependency["kind"] == "dev";
         let may = allowed(layer.uses, on) || (for_tests && allowed(layer.tests_use, on));
         if !may {
-            let whose = if for_tests { "its tests" } else { "it" };
-            breaches.push(format!("{name}: {whose} must not depend on {on} (ARCHITECTURE.md, code map)"));
+            let dependent = if for_tests { "its tests" } else { "it" };
+            breaches.push(format!("{name}: {dependent} must not depend on {on} (ARCHITECTURE.md, code map)"));
         }
     }
     breaches

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_caller_names_is_not_opened_by_path() {
+    fn paths_of_a_caller_are_not_opened_by_path() {
         let count = |path: &str, text: &str| check(&[Source { path: path.into(), text: text.into() }]).len();
         let pending = "crates/cofferdam-process/src/pending.rs";
         for line in ["File::open(path)", "path.canonicalize()?", "std::fs::read_dir(&root)", "fs::metadata(path)"] {

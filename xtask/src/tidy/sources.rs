@@ -24,11 +24,11 @@ const INVENTED_USERS: &[&str] = &["user", "me", "you", "alice", "bob", "someone"
 
 /// Returns breaches in the text of files.
 pub fn check(sources: &[Source], root: &Path) -> Vec<String> {
-    let machine = machine_paths(root);
-    sources.iter().flat_map(|source| file_breaches(source, &machine)).collect()
+    let host_paths = paths_of_host(root);
+    sources.iter().flat_map(|source| file_breaches(source, &host_paths)).collect()
 }
 
-fn file_breaches(source: &Source, machine: &[String]) -> Vec<String> {
+fn file_breaches(source: &Source, host_paths: &[String]) -> Vec<String> {
     let name = source.path.display();
     let mut breaches = Vec::new();
     // A test with a pending snapshot fails as another user, who cannot remove it.
@@ -50,7 +50,7 @@ fn file_breaches(source: &Source, machine: &[String]) -> Vec<String> {
         if source.path.starts_with(GUESTS) {
             continue;
         }
-        if let Some(path) = machine.iter().find(|path| line.contains(path.as_str())) {
+        if let Some(path) = host_paths.iter().find(|path| line.contains(path.as_str())) {
             breaches.push(format!("{name}:{number}: names {path}, a path of one host"));
         } else if let Some(user) = home_of(line) {
             breaches.push(format!("{name}:{number}: names the home directory of '{user}'"));
@@ -60,7 +60,7 @@ fn file_breaches(source: &Source, machine: &[String]) -> Vec<String> {
 }
 
 /// Returns paths of this host: the checkout, and the tools of the user that runs this.
-fn machine_paths(root: &Path) -> Vec<String> {
+fn paths_of_host(root: &Path) -> Vec<String> {
     let mut paths = vec![root.display().to_string()];
     if let Some(home) = std::env::var_os("HOME") {
         paths.extend([".cargo", ".rustup"].map(|name| Path::new(&home).join(name).display().to_string()));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshots_that_nobody_accepted_are_breaches() {
+    fn unaccepted_snapshots_are_breaches() {
         assert_eq!(breaches("tests/.usage.rs.pending-snap", "{}"), 1);
         assert_eq!(breaches("tests/usage.snap.new", "x"), 1);
         assert_eq!(breaches("tests/usage.snap", "x"), 0);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_one_machine_are_breaches() {
+    fn host_specific_paths_are_breaches() {
         assert_eq!(breaches("a.md", "see /srv/checkout/x"), 1);
         assert_eq!(breaches("a.md", concat!("see /ho", "me/jane/x")), 1);
         assert_eq!(breaches("a.md", "see /home/user/x, /home and /home/…"), 0);

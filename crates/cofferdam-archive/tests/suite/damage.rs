@@ -120,7 +120,7 @@ fn sealed_chunks_stay_where_they_are() {
 }
 
 #[test]
-fn a_full_last_chunk_can_be_told_from_a_cut() {
+fn cut_after_a_full_last_chunk_is_detected() {
     // The contents are incompressible, so that the body's length can be chosen: blocks, hashes and the end take 88
     // bytes.
     let key = key();

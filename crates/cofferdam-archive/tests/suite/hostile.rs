@@ -53,7 +53,7 @@ fn forged_archives_are_read_where_they_are_right() {
 }
 
 #[test]
-fn one_record_of_everything_is_stopped_within_it() {
+fn oversized_record_is_stopped_before_its_end() {
     const MIB: u64 = 1 << 20;
     let (size, most) = (64 * MIB, 4 * MIB);
     let all = (size / SIZE) as u32;
@@ -88,7 +88,7 @@ fn one_record_of_everything_is_stopped_within_it() {
 }
 
 #[test]
-fn what_is_no_archive_is_said_to_be_none() {
+fn other_file_formats_are_refused_as_no_archive() {
     for bytes in [&b""[..], b"\0", b"PK\x03\x04", b"COFFERDAM-WASM\0\0 and more", &[0xFF; 500]] {
         assert!(matches!(verify(bytes, None), Err(ArchiveError::NotAnArchive)), "{bytes:?}");
     }
@@ -265,7 +265,7 @@ fn pages_where_none_can_be_are_refused() {
 }
 
 #[test]
-fn every_error_says_what_to_do() {
+fn every_error_has_a_remedy() {
     let errors = [
         refused(&one(part(STATE, 1, Vec::new()))),
         refused(&Forged { version: 9, ..one(part(STATE, 0, Vec::new())) }),
@@ -309,7 +309,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn whatever_is_forged_is_restored_as_verified_or_refused(parts in prop::collection::vec(any_part(), 0..4)) {
+    fn forged_archive_is_refused_or_restores_as_verified(parts in prop::collection::vec(any_part(), 0..4)) {
         let forged = Forged::new(parts);
         let bytes = forged.bytes(None).unwrap();
         let verified = verify(&bytes, None);

@@ -58,7 +58,7 @@ fn child() {
 }
 
 #[test]
-fn gigabytes_go_through_a_few_megabytes() {
+fn large_archive_needs_bounded_memory() {
     let directory = tempfile::tempdir().unwrap();
     let memory = File::create_new(directory.path().join("memory")).unwrap();
     memory.set_len(SIZE).unwrap();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use crate::common::{Vm, all, blank, contents, file_of, key, on, page, pages, restore, stored, verify};
 
 #[test]
-fn a_machine_comes_back_as_it_was() {
+fn vm_state_round_trips() {
     let vm = Vm::small();
     let key = key();
     for (bytes, key) in [(vm.plain(), None), (vm.encrypted(), Some(&key))] {
@@ -25,7 +25,7 @@ fn a_machine_comes_back_as_it_was() {
 }
 
 #[test]
-fn an_archive_of_nothing_is_one() {
+fn empty_archive_is_valid() {
     let mut bytes = Vec::new();
     Writer::new(WriteOptions::default()).unwrap().write(&mut bytes, &mut on).unwrap();
     verify(&bytes, None).unwrap();
@@ -39,7 +39,7 @@ fn an_archive_of_nothing_is_one() {
 }
 
 #[test]
-fn the_same_machine_gives_the_same_bytes_wherever_its_holes_are() {
+fn equal_vm_state_gives_equal_bytes_for_any_holes() {
     let vm = Vm::small();
     assert_eq!(vm.plain(), vm.plain());
     // Zeroes as holes, and zeroes that were written.
@@ -76,7 +76,7 @@ fn two_encrypted_archives_have_nothing_in_common() {
 }
 
 #[test]
-fn what_is_restored_is_sparse() {
+fn restored_memory_is_sparse() {
     let mebibyte = 1 << 20;
     let memory = blank();
     memory.set_len(256 * mebibyte).unwrap();
@@ -156,7 +156,7 @@ fn a_disk_needs_just_its_base() {
 }
 
 #[test]
-fn inspect_reads_the_beginning_and_says_what_is_in_clear() {
+fn inspect_reads_only_the_head_and_lists_clear_parts() {
     let (vm, key) = (Vm::small(), key());
     let (plain, encrypted) = (vm.plain(), vm.encrypted());
     let head = 96 + 4 * 80 + 32;
@@ -241,7 +241,7 @@ fn a_file_that_changes_its_size_is_not_saved() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_at_once() {
+fn invalid_write_options_and_parts_are_refused_early() {
     let file = blank();
     for level in [-1, 0, 20, i32::MAX] {
         let options = WriteOptions { level, ..WriteOptions::default() };
@@ -300,7 +300,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn whatever_goes_in_comes_out(
+    fn any_parts_round_trip(
         manifest in prop::collection::vec(any::<u8>(), 0..300),
         devices in prop::collection::vec(any::<u8>(), 0..70_000),
         memory in image(),

@@ -72,7 +72,7 @@ fn prepared() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_full_disk_is_told_and_nothing_is_left() {
+fn full_disk_is_reported_and_leaves_no_file() {
     let directory = prepared();
     let place = directory.path().join("place");
     // A disk of 1 MiB, in a mount namespace of the child's own.
@@ -89,7 +89,7 @@ fn a_full_disk_is_told_and_nothing_is_left() {
 }
 
 #[test]
-fn a_limit_on_sizes_of_files_is_told_and_nothing_is_left() {
+fn file_size_limit_is_reported_and_leaves_no_file() {
     let directory = prepared();
     let (good, text) =
         run_child(&mut Command::new("sh"), "trap '' XFSZ; ulimit -f 100;", &directory.path().join("place"));
@@ -97,7 +97,7 @@ fn a_limit_on_sizes_of_files_is_told_and_nothing_is_left() {
 }
 
 #[test]
-fn an_output_without_room_is_told() {
+fn full_output_device_is_reported() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let memory = file_of(&page(1));
     let mut writer = Writer::new(WriteOptions::default()).unwrap();

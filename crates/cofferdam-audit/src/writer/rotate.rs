@@ -49,17 +49,17 @@ impl Writer {
         let unfinished = format!("{name}{}", names::NEW);
         files::remove(&*self.directory, &unfinished)?;
         let head = Head { seq: seq + 1, segment, hash: sealed.hash };
-        let made = self.prepare(&unfinished, &sealed.bytes).and_then(|made| {
+        let created = self.prepare(&unfinished, &sealed.bytes).and_then(|created| {
             // The old head file of a removed log is evidence of the removal until a line records it.
             if !self.head.is_named() && !self.unknown_end {
                 self.head.write(&head)?;
                 self.head.name(&*self.directory)?;
             }
             self.name_segment(&unfinished, &name)?;
-            Ok(made)
+            Ok(created)
         });
-        let (file, allocated) = match made {
-            Ok(made) => made,
+        let (file, allocated) = match created {
+            Ok(created) => created,
             Err(error) => {
                 // The next writer completes a segment that the head file names.
                 if segment > 1 || !self.head.is_named() {

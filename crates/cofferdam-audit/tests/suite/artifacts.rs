@@ -53,7 +53,7 @@ fn artifacts_hold_code_and_result_and_no_secret() {
 }
 
 #[test]
-fn artifacts_are_bounded_and_record_what_was_dropped() {
+fn artifacts_are_bounded_and_marked_as_truncated() {
     let directory = tempfile::tempdir().unwrap();
     let log = open(directory.path(), 40_000);
     let much = vec![b'x'; 100_000];

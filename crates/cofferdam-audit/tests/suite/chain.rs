@@ -58,16 +58,16 @@ fn lines(bytes: &[u8]) -> Vec<Vec<u8>> {
 fn forge(files: &mut Files, change: impl Fn(String) -> String) {
     let mut prev = Digest::ZERO.to_string();
     for at in segments(files) {
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         for line in lines(&files[at].1) {
             let line = String::from_utf8(line).unwrap();
             let line = change(line.split_once(r#","hash":""#).unwrap().0.to_owned());
             let (start, rest) = line.split_once(r#""prev":""#).unwrap();
             let line = format!("{start}\"prev\":\"{prev}{}", &rest[64..]);
             prev = Digest::of(&line).to_string();
-            made.extend(format!("{line},\"hash\":\"{prev}\"}}\n").into_bytes());
+            created.extend(format!("{line},\"hash\":\"{prev}\"}}\n").into_bytes());
         }
-        files[at].1 = made;
+        files[at].1 = created;
     }
     let head = files.iter_mut().find(|(name, _)| name == "head").unwrap();
     let text = String::from_utf8(head.1.clone()).unwrap();
@@ -195,7 +195,7 @@ fn breaches_are_reported_by_line() {
 ///
 /// Promise (Static analysis and audit log): A rewritten audit log is detected by its key or an earlier head.
 #[test]
-fn a_log_written_anew_is_found_by_its_key_or_an_old_head() {
+fn rewritten_log_is_detected_by_key_or_earlier_head() {
     let change = |line: String| line.replace("acme", "evil");
     let mut plain = log(false).clone();
     let old = verdict(&plain, &Expect::default()).head.unwrap().hash;

@@ -188,7 +188,7 @@ fn a_writer_killed_while_it_began_the_log_is_finished_for() {
 
 /// Between the first line and the name of the head file, no state looks like a log that was cut off.
 #[test]
-fn a_beginning_that_is_not_what_the_head_names_is_a_breach() {
+fn first_line_that_differs_from_the_head_file_is_a_breach() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit");
     execute(&Log::open(config(directory.path())).unwrap(), "a");

@@ -13,7 +13,7 @@ fn mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn files_are_private_whatever_the_mask() {
+fn files_are_private_under_any_umask() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config { artifact_bytes: Some(1000), ..config(directory.path()) };
     let log = Log::open(config).unwrap();
@@ -33,7 +33,7 @@ fn files_are_private_whatever_the_mask() {
 }
 
 #[test]
-fn what_others_can_change_is_refused() {
+fn log_that_other_users_can_write_is_refused() {
     type Spoil = fn(&Path);
     let cases: [(&str, Spoil); 8] = [
         ("a directory that others can write to", |audit| mode(audit, 0o770)),

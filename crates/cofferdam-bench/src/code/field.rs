@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use cofferdam::registry::{self, ContainerSettings, MACHINE_BACKEND, MakePolicy, Setup, VmSettings};
-use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
+use cofferdam::registry::{self, ContainerSettings, MakePolicy, Setup, VM_BACKEND, VmSettings};
+use cofferdam_code::{BackendProfile, CodeConfig, CodeRequest, CodeResult, CodeSession, Executor, Sessions};
 use cofferdam_contract::{Backend, Limits, Sandbox, Spec};
 
 use super::{BACKENDS, BackendName, Lang, Way};
@@ -20,7 +20,7 @@ struct BackendState {
     name: BackendName,
     /// The backend, or the reason why it is missing.
     backend: Result<Arc<dyn Backend>, String>,
-    live: Option<(Place, Arc<dyn Sandbox>)>,
+    live: Option<(BackendProfile, Arc<dyn Sandbox>)>,
     sessions: Vec<(Lang, Arc<CodeSession>)>,
 }
 
@@ -44,7 +44,7 @@ impl Field {
         let mut backends = Vec::new();
         for name in BACKENDS {
             let backend = match name.0 {
-                MACHINE_BACKEND if !options.vm => Err("--vm includes it".to_owned()),
+                VM_BACKEND if !options.vm => Err("--vm includes it".to_owned()),
                 name => registry::backend_with(name, &setup).map_err(|error| error.to_string()),
             };
             backends.push(BackendState { name, backend, live: None, sessions: Vec::new() });
@@ -72,7 +72,7 @@ impl Field {
         let backend = state.backend.as_ref().map_err(|why| anyhow!("{why}"))?;
         if state.live.is_none() {
             let sandbox = backend.create(spec()?).await?;
-            state.live = Some((Place::of(&**backend), sandbox));
+            state.live = Some((BackendProfile::of(&**backend), sandbox));
         }
         if let (Way::Session(_), Some((place, sandbox))) = (way, &state.live) {
             let session = self.sessions.open(place, sandbox, lang.name()).await?;

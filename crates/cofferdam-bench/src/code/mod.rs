@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use cofferdam::registry::{self, CONTAINER_BACKEND, MACHINE_BACKEND, MODULE_BACKEND};
+use cofferdam::registry::{self, CONTAINER_BACKEND, MODULE_BACKEND, VM_BACKEND};
 
 use crate::host::facts;
 use crate::options::CodeOptions;
@@ -73,7 +73,7 @@ const BACKENDS: [BackendName; 4] = [
     BackendName(MODULE_BACKEND),
     BackendName(registry::DEFAULT_BACKEND),
     BackendName(CONTAINER_BACKEND),
-    BackendName(MACHINE_BACKEND),
+    BackendName(VM_BACKEND),
 ];
 
 /// A way to run the code.

@@ -49,10 +49,10 @@ pub fn load() -> String {
 impl Facts {
     /// Formats one line.
     pub fn line(&self) -> String {
-        let who = if self.root { "root" } else { "ordinary user" };
+        let user = if self.root { "root" } else { "ordinary user" };
         let load = load();
         format!(
-            "{}, {} cores, Linux {}, {who}; load {} before, {load} after",
+            "{}, {} cores, Linux {}, {user}; load {} before, {load} after",
             self.processor, self.cores, self.kernel, self.load
         )
     }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_found_with_what_it_holds() {
+    fn child_is_found_with_its_memory_and_descriptors() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let found = descendants();
         let held = memory(&[child.id()]).unwrap();

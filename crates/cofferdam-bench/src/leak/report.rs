@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_after_settling_did_not_grow() {
+    fn usage_released_after_settling_is_no_growth() {
         let mut report = leaky();
         report.settled = report.sampled[0].reading;
         assert!(report.table(&facts::collect()).contains("nothing grew"));

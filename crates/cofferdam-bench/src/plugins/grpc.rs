@@ -31,9 +31,9 @@ const START: Duration = Duration::from_secs(10);
 
 /// A codec of bytes.
 #[derive(Debug, Default, Clone, Copy)]
-struct Raw;
+struct BytesCodec;
 
-impl Codec for Raw {
+impl Codec for BytesCodec {
     type Encode = Bytes;
     type Decode = Bytes;
     type Encoder = Self;
@@ -48,7 +48,7 @@ impl Codec for Raw {
     }
 }
 
-impl Encoder for Raw {
+impl Encoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -58,7 +58,7 @@ impl Encoder for Raw {
     }
 }
 
-impl Decoder for Raw {
+impl Decoder for BytesCodec {
     type Item = Bytes;
     type Error = Status;
 
@@ -119,7 +119,7 @@ impl tonic::codegen::Service<http::Request<Body>> for Service {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         Box::pin(async move {
-            let mut server = Server::new(Raw);
+            let mut server = Server::new(BytesCodec);
             Ok(match request.uri().path() {
                 ECHO => server.unary(Echo, request).await,
                 _ => server.server_streaming(Echo, request).await,
@@ -191,7 +191,7 @@ impl Grpc {
         let mut client = self.client.clone();
         client.ready().await?;
         let request = Request::new(Bytes::from(format!("{items} {size}")));
-        let response = client.server_streaming(request, PathAndQuery::from_static(STREAM), Raw).await?;
+        let response = client.server_streaming(request, PathAndQuery::from_static(STREAM), BytesCodec).await?;
         let (mut stream, mut received) = (response.into_inner(), 0);
         while let Some(item) = stream.message().await? {
             ensure!(item.len() == size, "an item has another size");
@@ -205,7 +205,7 @@ impl Grpc {
 async fn echo(mut client: Client<Channel>) -> Result<()> {
     client.ready().await?;
     let request = Request::new(Bytes::from_static(MESSAGE));
-    let response = client.unary(request, PathAndQuery::from_static(ECHO), Raw).await?;
+    let response = client.unary(request, PathAndQuery::from_static(ECHO), BytesCodec).await?;
     ensure!(response.get_ref().as_ref() == MESSAGE, "the server returned another message");
     Ok(())
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::load::run;
-use super::process::{Place, Server};
+use super::process::{Server, ServerHome};
 use crate::census::{self, Census};
 use crate::host::tree;
 use crate::sample::Sample;
@@ -38,7 +38,7 @@ pub struct Idle {
 /// Creates sandboxes, runs beside them, deletes them, and checks that nothing is left.
 pub async fn measure(program: &Path, held: usize, rounds: usize) -> Result<Idle> {
     // Prepared sandboxes would be counted as left.
-    let server = Place::create(program)?.start(&["--without-keys", "--warm", "0"]).await?;
+    let server = ServerHome::create(program)?.start(&["--without-keys", "--warm", "0"]).await?;
     let client = server.client(None)?;
     run(&client, &["true"]).await?;
     let alone = times(&client, rounds).await?;

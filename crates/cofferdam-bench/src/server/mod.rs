@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use crate::host::facts;
 use crate::options::ServerOptions;
 use crate::results::{self, File};
-use process::Place;
+use process::ServerHome;
 use report::Report;
 
 /// The amount of work.
@@ -59,7 +59,7 @@ pub fn run(options: &ServerOptions, out: &Path) -> Result<()> {
 }
 
 async fn measure(plan: Plan) -> Result<Report> {
-    let server = Place::create(&plan.program)?.start(&["--without-keys"]).await?;
+    let server = ServerHome::create(&plan.program)?.start(&["--without-keys"]).await?;
     let before = server.resident();
     let loads = load::measure(&server, plan.requests).await.context("load")?;
     let resident = [before, server.resident()];

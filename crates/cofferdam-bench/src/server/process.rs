@@ -19,12 +19,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The program and the state of a server that does not run yet.
 #[derive(Debug)]
-pub struct Place {
+pub struct ServerHome {
     program: PathBuf,
     directory: tempfile::TempDir,
 }
 
-impl Place {
+impl ServerHome {
     /// Creates an empty state directory for a server of this program.
     pub fn create(program: &Path) -> Result<Self> {
         ensure!(program.exists(), "there is no program {}; build it, or name one", program.display());
@@ -92,7 +92,7 @@ pub struct Server {
     /// Its process id.
     pub pid: u32,
     url: String,
-    _place: Place,
+    _place: ServerHome,
 }
 
 impl Server {

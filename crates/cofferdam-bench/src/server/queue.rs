@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::load::run;
-use super::process::Place;
+use super::process::ServerHome;
 
 /// The tenants whose requests wait.
 const TENANTS: usize = 4;
@@ -45,7 +45,7 @@ struct Answered {
 /// Queues requests, lets them run, and checks order and completeness.
 pub async fn measure(program: &Path, requests: usize) -> Result<Queue> {
     let turns = requests.div_ceil(TENANTS);
-    let place = Place::create(program)?;
+    let place = ServerHome::create(program)?;
     let admin = place.key("operator", &["admin", "sandboxes:write", "runs"]).await?;
     let mut keys = Vec::new();
     for tenant in 0..TENANTS {

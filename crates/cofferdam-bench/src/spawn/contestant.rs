@@ -113,8 +113,8 @@ impl Contestant {
 
     /// Returns the contestant with this short name.
     pub fn parse(slug: &str) -> Result<Self, String> {
-        let known = || Self::all().iter().map(|who| who.slug()).collect::<Vec<_>>().join(", ");
-        let found = Self::all().into_iter().find(|who| who.slug() == slug);
+        let known = || Self::all().iter().map(|contestant| contestant.slug()).collect::<Vec<_>>().join(", ");
+        let found = Self::all().into_iter().find(|contestant| contestant.slug() == slug);
         found.ok_or_else(|| format!("unknown contestant '{slug}'; known are {}", known()))
     }
 }
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_is_found_by_a_name_of_their_own() {
-        for who in Contestant::all() {
-            assert_eq!(Contestant::parse(who.slug()), Ok(who));
+    fn each_contestant_parses_from_its_slug() {
+        for contestant in Contestant::all() {
+            assert_eq!(Contestant::parse(contestant.slug()), Ok(contestant));
         }
         assert!(Contestant::parse("unknown").unwrap_err().contains("bwrap"));
     }

@@ -210,7 +210,7 @@ mod tests {
     /// Promise (Measurements and structure): Other sandboxes are measured if they are installed, and listed with the
     /// reason otherwise.
     #[tokio::test]
-    async fn everybody_is_measured_or_absent_with_a_reason() {
+    async fn each_contestant_is_measured_or_skipped_with_a_reason() {
         let ours = [Contestant::Bare, Contestant::Exec, Contestant::Create, Contestant::Run, Contestant::Unprepared];
         let peers = [Contestant::Peer(Peer::Bubblewrap), Contestant::Peer(Peer::Nsjail)];
         let field = Field::prepare(&[ours.as_slice(), &peers].concat(), None).await.unwrap();

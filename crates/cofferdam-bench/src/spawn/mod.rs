@@ -68,8 +68,9 @@ struct Plan {
 impl Plan {
     fn new(options: &SpawnOptions) -> Self {
         // All results are relative to bare.
-        let wanted =
-            |who: &Contestant| options.only.is_empty() || *who == Contestant::Bare || options.only.contains(who);
+        let wanted = |contestant: &Contestant| {
+            options.only.is_empty() || *contestant == Contestant::Bare || options.only.contains(contestant)
+        };
         let (rounds, share) = if options.quick { (300, 1000) } else { (2000, 20_000) };
         Self {
             selected: Contestant::all().into_iter().filter(wanted).collect(),
@@ -108,9 +109,13 @@ fn one_at_a_time(plan: &Plan, report: &mut Report) -> Result<()> {
 }
 
 fn at_once(plan: &Plan, report: &mut Report) -> Result<()> {
-    let ran = |who: &Contestant| report.series.iter().any(|series| series.ran(*who));
-    let selected: Vec<Contestant> =
-        plan.selected.iter().copied().filter(|who| who.at_once() && (ran(who) || !who.alone())).collect();
+    let ran = |contestant: &Contestant| report.series.iter().any(|series| series.ran(*contestant));
+    let selected: Vec<Contestant> = plan
+        .selected
+        .iter()
+        .copied()
+        .filter(|contestant| contestant.at_once() && (ran(contestant) || !contestant.alone()))
+        .collect();
     for tasks in AT_ONCE {
         report.at_once.push(block_on(Threads::Two, async {
             let field = Arc::new(Field::prepare(&selected, plan.command_line.as_deref()).await?);

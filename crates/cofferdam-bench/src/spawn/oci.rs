@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_lends_programs_read_only_and_gives_no_privilege() {
+    fn bundle_mounts_programs_read_only_without_privileges() {
         let config = config(Workload::Python, Path::new("/stage/root"));
         assert_eq!(config["process"]["args"][4], "print(1)");
         assert_eq!(config["process"]["capabilities"]["bounding"], json!([]));

@@ -18,7 +18,7 @@ pub fn draw(series: &Series) -> Result<String> {
 }
 
 fn bars(rows: &[Alone], bare: f64) -> Vec<Bar> {
-    let others = |who| matches!(who, Contestant::Peer(_) | Contestant::Bare);
+    let others = |contestant| matches!(contestant, Contestant::Peer(_) | Contestant::Bare);
     let bar = |row: &Alone| Bar {
         name: row.contestant.name().to_owned(),
         side: if others(row.contestant) { Side::Others } else { Side::Ours },
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_is_well_formed_and_names_everybody() {
+    fn plot_is_well_formed_and_names_each_contestant() {
         let all: Vec<(Contestant, u64)> = Contestant::all().into_iter().zip((1..).map(|step| step * 500)).collect();
         let svg = draw(&series(&all)).unwrap();
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_drawn_without_what_it_is_relative_to() {
+    fn plot_without_its_baseline_is_refused() {
         assert!(draw(&series(&[(Contestant::Peer(Peer::Runc), 9)])).is_err());
     }
 }

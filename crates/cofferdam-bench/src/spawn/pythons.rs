@@ -47,8 +47,8 @@ impl WarmPythons {
             let pids = limits.pids.map(|count| count + EXTRA_PROCESSES);
             let spec = Spec::builder().limits(Limits { pids, ..limits }).build()?;
             let sandbox = self.backend.create(spec).await?;
-            let made = WarmInterpreter::prepare(sandbox, self.config.clone()).await?;
-            self.idle.lock().push(made);
+            let created = WarmInterpreter::prepare(sandbox, self.config.clone()).await?;
+            self.idle.lock().push(created);
         }
         Ok(())
     }

@@ -64,7 +64,7 @@ impl Figure {
             Self::RestoreSecond => "  second exec after it",
             Self::Claim => "warm claim to first exec",
             Self::ClaimAlone => "  of which the claim",
-            Self::Exec => "exec in a live machine",
+            Self::Exec => "exec in a running VM",
             Self::Snapshot => "snapshot",
             Self::SnapshotBeside => "snapshot beside the copy of RAM",
             Self::Fork => "fork of 10, a program ran in all",

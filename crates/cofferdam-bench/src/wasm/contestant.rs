@@ -79,12 +79,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_names_of_their_own() {
+    fn contestant_names_are_unique() {
         for guest in Guest::ALL {
-            let names: std::collections::BTreeSet<_> = Contestant::ALL.iter().map(|who| who.name(guest)).collect();
+            let names: std::collections::BTreeSet<_> =
+                Contestant::ALL.iter().map(|contestant| contestant.name(guest)).collect();
             assert_eq!(names.len(), Contestant::ALL.len());
         }
-        let slugs: std::collections::BTreeSet<_> = Contestant::ALL.iter().map(|who| who.slug()).collect();
+        let slugs: std::collections::BTreeSet<_> = Contestant::ALL.iter().map(|contestant| contestant.slug()).collect();
         assert_eq!(slugs.len(), Contestant::ALL.len());
     }
 }

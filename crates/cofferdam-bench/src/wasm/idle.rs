@@ -189,7 +189,7 @@ mod tests {
 
     /// All tests of a process share its memory, so the measurement needs a process of its own.
     #[test]
-    fn sessions_of_modules_are_held_and_others_absent_without_interpreters() {
+    fn module_sessions_are_measured_and_scripts_skipped_without_interpreters() {
         let own = std::env::current_exe().unwrap();
         let inner = concat!(module_path!(), "::inner_measurement");
         let inner = inner.split_once("::").unwrap().1;

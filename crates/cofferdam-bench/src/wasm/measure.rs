@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn modules_are_run_by_all_of_ours_and_scripts_are_absent_without_interpreters() {
+    async fn modules_run_in_each_mode_and_scripts_are_skipped_without_interpreters() {
         let none = tempfile::tempdir().unwrap();
         let interpreters = Interpreters::new(Some(none.path().join("none")));
         let effort = Effort { rounds: 5, share: Duration::from_secs(60) };

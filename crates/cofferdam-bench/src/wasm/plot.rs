@@ -11,9 +11,13 @@ pub fn draw(series: &Series) -> Result<String> {
     let bars: Vec<Bar> = series
         .results
         .iter()
-        .map(|(who, sample)| Bar {
-            name: who.name(series.guest),
-            side: if matches!(who, Contestant::Native | Contestant::Wasmtime) { Side::Others } else { Side::Ours },
+        .map(|(contestant, sample)| Bar {
+            name: contestant.name(series.guest),
+            side: if matches!(contestant, Contestant::Native | Contestant::Wasmtime) {
+                Side::Others
+            } else {
+                Side::Ours
+            },
             median: sample.median(),
             p99: sample.p99(),
         })
@@ -33,15 +37,15 @@ mod tests {
     use crate::sample::Sample;
 
     #[test]
-    fn everybody_has_a_bar() {
+    fn each_contestant_has_a_bar() {
         let sample = |index| Sample::new(vec![Duration::from_micros(2u64 << (2 * index)); 3]);
-        let results = Contestant::ALL.into_iter().enumerate().map(|(index, who)| (who, sample(index)));
+        let results = Contestant::ALL.into_iter().enumerate().map(|(index, contestant)| (contestant, sample(index)));
         let series = Series { guest: Guest::Null, results: results.collect(), absent: Vec::new() };
         let svg = draw(&series).unwrap();
         assert_eq!(crate::plot::tests::unbalanced(&svg), Vec::<String>::new());
         assert!(!svg.contains("NaN"));
-        for who in Contestant::ALL {
-            assert!(svg.contains(&who.name(Guest::Null)), "{who:?}");
+        for contestant in Contestant::ALL {
+            assert!(svg.contains(&contestant.name(Guest::Null)), "{contestant:?}");
         }
     }
 }

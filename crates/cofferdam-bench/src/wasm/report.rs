@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_names_the_measured_and_the_absent_with_reasons() {
+    fn table_names_measured_and_skipped_with_reasons() {
         let text = report().table();
         for expected in [
             "not measured: null module: wasmtime run: not installed",

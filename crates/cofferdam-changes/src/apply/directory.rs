@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, RenameFlags, Stat};
 use rustix::io::Errno;
 
-use super::Session;
+use super::Application;
 use super::leftovers::random_name;
 use super::place::{exchange, put_back};
 use crate::change::Change;
@@ -29,7 +29,7 @@ impl Drop for Aside<'_> {
     }
 }
 
-impl Session<'_> {
+impl Application<'_> {
     /// Creates a directory, in place of a file if there is one. Its owner may write to it until its contents are
     /// complete. Returns the conflict if another process was faster.
     pub(super) fn create_directory(

@@ -109,7 +109,7 @@ pub fn apply(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions)
     let lock = if options.dry_run { None } else { Some(lock(set, directory, options)?) };
     let changes = resolve::expand(set, directory)?;
     let owner = rustix::fs::fstat(directory).map_err(io("inspect", &set.header().workspace))?;
-    let mut session = Session {
+    let mut session = Application {
         set,
         directory,
         options,
@@ -190,7 +190,7 @@ enum Outcome {
     Refused(Refusal),
 }
 
-struct Session<'a> {
+struct Application<'a> {
     set: &'a ChangeSet,
     directory: BorrowedFd<'a>,
     options: &'a ApplyOptions,
@@ -211,7 +211,7 @@ struct Session<'a> {
     unlinked: HashSet<u64>,
 }
 
-impl Session<'_> {
+impl Application<'_> {
     fn run(&mut self, changes: &[Change]) {
         let only = &self.options.only;
         let selected = changes.iter().filter(|change| only.is_empty() || only.matches(&change.path));

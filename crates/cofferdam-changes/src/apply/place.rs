@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, U
 use rustix::io::Errno;
 
 use super::leftovers::random_name;
-use super::{Session, lock};
+use super::{Application, lock};
 use crate::bounds::MAX_NAME;
 use crate::change::{Change, Node};
 use crate::conflict::Cause;
@@ -46,7 +46,7 @@ impl Drop for Temporary<'_> {
     }
 }
 
-impl Session<'_> {
+impl Application<'_> {
     /// Writes the guest's version of a file or link to a temporary name.
     pub(super) fn temporary<'a>(
         &self,

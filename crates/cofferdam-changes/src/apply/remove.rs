@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::leftovers::random_name;
 use super::place::{Temporary, exchange, put_back};
-use super::{Session, lock};
+use super::{Application, lock};
 use crate::change::Change;
 use crate::conflict::Cause;
 use crate::error::{Result, io};
@@ -27,7 +27,7 @@ struct Tree<'a> {
     path: &'a Path,
 }
 
-impl Session<'_> {
+impl Application<'_> {
     /// Deletes a directory tree. Returns the conflict if it differs from the tree of the capture, or if the host
     /// changes it meanwhile. A dry run only compares.
     pub(super) fn remove_tree(&self, change: &Change, spot: &Spot) -> Result<Option<Cause>> {

@@ -6,7 +6,7 @@
 //! host directory --CopyOnWrite::create--> private workspace --changes--> change set
 //! ```
 //!
-//! What comes from a sandbox becomes a change set first, so that its files reach the host by the one way that checks
+//! Files from a sandbox become a change set first, so that its files reach the host by the one way that checks
 //! paths, links, permissions and files that programs of the host execute or obey.
 
 mod by_copy;

@@ -58,7 +58,7 @@ fn everything_that_the_guest_did_arrives() {
 
 /// Promise (Files): A change set counts as applied only if the host directory has each change of it.
 #[test]
-fn one_missing_change_means_not_applied() {
+fn missing_change_means_not_applied() {
     for undo in ["edit", "gone", "dir/a", "new/file", "exec", "link"] {
         let f = Fixture::new(&[("edit", "one\n"), ("gone", "x"), ("exec", "#!"), ("dir/a", "1")]);
         put(&f.guest, "edit", "two\n");
@@ -257,7 +257,7 @@ fn another_directory_is_refused_unless_it_is_allowed() {
 }
 
 #[test]
-fn opaque_directories_lose_what_the_layer_does_not_have() {
+fn opaque_directories_lose_files_that_the_layer_lacks() {
     let f = Fixture::new(&[
         ("d/old", "1"),
         ("d/replaced", "1"),
@@ -415,7 +415,7 @@ fn a_selected_file_changes_no_directory_above_it() {
 }
 
 #[test]
-fn what_a_copy_cannot_have_is_not_deleted() {
+fn files_that_a_copy_cannot_have_are_not_deleted() {
     let f = Fixture::new(&[("plain", "1"), ("secret", "1"), ("private/x", "1")]);
     rustix::fs::mknodat(rustix::fs::CWD, f.base.join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     for path in ["plain", "secret", "private/x"] {

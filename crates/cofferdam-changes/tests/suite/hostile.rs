@@ -148,7 +148,7 @@ fn limits_are_kept() {
 }
 
 #[test]
-fn capture_skips_what_is_no_file() {
+fn capture_skips_special_files() {
     let f = Fixture::new(&[]);
     rustix::fs::mknodat(rustix::fs::CWD, f.guest.join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(f.guest.join("socket")).unwrap();

@@ -114,8 +114,8 @@ fn check(test: &str, options: &str) {
     let Some((set, summary)) = capture(&place, options, SCRIPT) else { return };
     let kinds: Vec<_> =
         set.changes().iter().map(|change| (change.path.to_str().unwrap(), change.kind.clone())).collect();
-    for absent in ["same", "opaque", "opaque/same"] {
-        assert!(set.get(Path::new(absent)).is_none(), "{absent} {kinds:?}");
+    for excluded in ["same", "opaque", "opaque/same"] {
+        assert!(set.get(Path::new(excluded)).is_none(), "{excluded} {kinds:?}");
     }
     for (path, kind) in [
         ("edit", Kind::Modified),

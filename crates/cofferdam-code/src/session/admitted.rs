@@ -11,7 +11,7 @@ use cofferdam_contract::{ByteSize, Error, Result, Spec};
 use super::{CodeSession, check};
 use crate::audit::Entry;
 use crate::result::random_id;
-use crate::{CodeRequest, CodeResult, Ends, Executor, OnOutput, Place, Screened};
+use crate::{BackendProfile, CodeRequest, CodeResult, Ends, Executor, OnOutput, Screened};
 
 /// A call of a session that is ready to start. If it is dropped, its audit record ends as cancelled.
 pub(super) struct Admitted {
@@ -50,7 +50,7 @@ impl Executor {
     /// - Those of [`CodeSession::call_ends`].
     pub async fn call_first(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         request: CodeRequest,
         open: impl Future<Output = Result<Arc<CodeSession>>>,
@@ -68,7 +68,7 @@ impl Executor {
 
     pub(super) async fn admit(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         spec: &Spec,
         mut request: CodeRequest,
         version: Option<&str>,

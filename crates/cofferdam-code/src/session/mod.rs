@@ -32,7 +32,7 @@ use crate::ends::Ends;
 use crate::executor::{self, Channel, OnOutput};
 use crate::line::EndsCollector;
 use crate::result::random_id;
-use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich, runtime};
+use crate::{BackendProfile, CodeRequest, CodeResult, Executor, Results, SessionState, Want, files, rich, runtime};
 
 use admitted::Admitted;
 pub use config::SessionBounds;
@@ -67,7 +67,7 @@ pub struct CodeSession {
     id: String,
     language: String,
     executor: Executor,
-    place: Place,
+    place: BackendProfile,
     sandbox: Arc<dyn Sandbox>,
     version: Option<String>,
     registry: Weak<Mutex<Registry>>,
@@ -139,14 +139,19 @@ impl Sessions {
     /// - `Unsupported` if the language has no sessions, or the backend has no streaming standard input.
     /// - `ResourceExhausted` if the maximum number of sessions is open.
     /// - `Unavailable` if the interpreter does not start in time or is too old.
-    pub async fn open(&self, place: &Place, sandbox: &Arc<dyn Sandbox>, language: &str) -> Result<Arc<CodeSession>> {
+    pub async fn open(
+        &self,
+        place: &BackendProfile,
+        sandbox: &Arc<dyn Sandbox>,
+        language: &str,
+    ) -> Result<Arc<CodeSession>> {
         self.open_holding(place, sandbox, language, Box::new(())).await
     }
 
     /// Starts an interpreter like [`Self::open`]. `held` is dropped when nothing of the session is left, or on failure.
     pub async fn open_holding(
         &self,
-        place: &Place,
+        place: &BackendProfile,
         sandbox: &Arc<dyn Sandbox>,
         language: &str,
         held: Box<dyn Any + Send>,

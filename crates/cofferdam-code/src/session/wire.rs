@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_kept_of_what_comes_after_the_end() {
+    fn output_after_the_end_marker_is_bounded() {
         let flood = [b'x'; 100_000];
         let mut stream = Stream::new("w1");
         assert_eq!(stream.feed(&[b"a\x1ew1 ok 0\n", &flood[..]].concat()), b"a");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_after_the_word_says_nothing() {
+    fn malformed_end_marker_has_no_status() {
         for line in ["", " ok", " ok x", " fine 0", " \u{1b}[31m 0"] {
             let mut stream = Stream::new("w");
             stream.feed(format!("\x1ew{line}\n").as_bytes());

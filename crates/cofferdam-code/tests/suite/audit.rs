@@ -125,7 +125,7 @@ fn ends(log: &Path) -> Vec<End> {
 }
 
 #[tokio::test]
-async fn what_nobody_measured_or_looked_at_is_no_number() {
+async fn unmeasured_values_are_null_in_the_audit_log() {
     let home = tempfile::tempdir().expect("a directory");
     let log = home.path().join("audit");
     let world = World::with(audited(&log), spec()).await;
@@ -184,7 +184,7 @@ fn a_line_ends_though_the_runtime_does() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
+async fn failure_of_an_optional_log_blocks_no_run_and_warns_once() {
     let home = tempfile::tempdir().expect("a directory");
     let log = home.path().join("audit");
     let warnings = Arc::new(Mutex::new(Vec::new()));
@@ -212,7 +212,7 @@ async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
 }
 
 #[tokio::test]
-async fn a_log_that_cannot_be_written_lets_nothing_run() {
+async fn unwritable_mandatory_log_blocks_runs() {
     if !std::path::Path::new("/dev/full").exists() {
         println!("SKIP without /dev/full: a full disk is not tested");
         return;

@@ -66,7 +66,7 @@ async fn each_sandbox_has_a_directory_of_its_own() {
 }
 
 #[tokio::test]
-async fn whatever_a_line_does_to_its_shell_the_directory_is_kept_and_nothing_of_ours_is_shown() {
+async fn directory_survives_any_shell_line_and_wrapper_stays_hidden() {
     let tool = tool();
     assert_eq!(tool.call(None, "mkdir -p a b/c 'd e'; ln -s b/c link", None).await, "[no output]");
     for (line, answer, directory) in [

@@ -219,7 +219,7 @@ async fn a_compiled_language_needs_configuration_alone() {
 /// Promise (Code execution): A language that is not allowed, a missing interpreter, a syntax error and a finding are
 /// reported before anything starts.
 #[tokio::test]
-async fn what_may_not_run_is_refused_before_anything_starts() {
+async fn forbidden_or_invalid_code_is_refused_before_the_start() {
     let added = toml::from_str("[ghost]\nextensions = ['gh']\ninterpreter = ['no-such-program']\n").expect("valid");
     let config = CodeConfig {
         languages: Languages::new(&added, None).expect("valid"),
@@ -255,7 +255,7 @@ async fn findings_stand_beside_the_result_of_code_that_runs() {
 
 /// Promise (Code execution): A result names the created, changed and removed files with their hashes.
 #[tokio::test]
-async fn a_workspace_is_compared_with_what_was_there() {
+async fn workspace_changes_are_reported_with_hashes() {
     let host = tempfile::tempdir().expect("a directory");
     for name in ["same", "changed", "gone"] {
         std::fs::write(host.path().join(name), "1").expect("written");
@@ -283,7 +283,7 @@ async fn a_workspace_is_compared_with_what_was_there() {
 }
 
 #[tokio::test]
-async fn time_input_and_wishes_are_kept() {
+async fn timeout_input_and_options_are_respected() {
     let world = World::new().await;
     let request =
         CodeRequest::new("python", "print('a', flush=True)\nwhile True: pass").timeout(Duration::from_secs(1));

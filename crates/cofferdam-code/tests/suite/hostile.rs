@@ -54,7 +54,7 @@ async fn nonsense_among_the_results_is_dropped_and_spoofs_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_of_a_value_is_left_out_and_the_rest_is_told() {
+async fn oversized_representations_are_omitted_and_others_reported() {
     let world = World::new().await;
     let html = "class A:\n    def _repr_html_(self): return '<' * (20 << 20)\n    def __repr__(self): return 'an A'";
     for (language, code, text, left_out) in [
@@ -94,7 +94,7 @@ async fn what_is_too_large_of_a_value_is_left_out_and_the_rest_is_told() {
 
 /// Promise (Code execution): The comparison of a workspace is bounded.
 #[tokio::test]
-async fn the_workspace_is_looked_at_within_bounds() {
+async fn workspace_scan_is_bounded() {
     let bounds = Bounds {
         max_files: 2000,
         max_named_files: 50,

@@ -79,7 +79,7 @@ async fn variables_survive_in_javascript() {
 /// Promise (Code execution): A crash, a timeout or an endless loop ends its own session only, with the reason.
 /// [Configuration](docs/configuration.md#cpu-time) describes the exception: all sessions of a sandbox share CPU time.
 #[tokio::test]
-async fn what_goes_wrong_loses_one_session_and_no_other() {
+async fn failure_ends_its_own_session_only() {
     let open = Open::with(SessionBounds::default()).await;
     let good = open.session("python").await;
     call(&good, "kept = 1").await;
@@ -107,7 +107,7 @@ async fn what_goes_wrong_loses_one_session_and_no_other() {
 }
 
 #[tokio::test]
-async fn what_ends_a_session_between_two_calls_is_told() {
+async fn end_of_a_session_between_calls_is_reported() {
     let open = Open::with(SessionBounds::default()).await;
     for (end, why) in [
         ("os.kill(os.getpid(), 9)", "the interpreter was ended by signal 9, between two calls"),

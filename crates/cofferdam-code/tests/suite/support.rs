@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, Executor, Place};
+use cofferdam_code::{BackendProfile, CodeConfig, CodeRequest, CodeResult, Executor};
 use cofferdam_contract::{Backend, ByteSize, Limits, Protection, Result, Sandbox, Spec, SpecBuilder};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
@@ -21,7 +21,7 @@ pub fn backend() -> Arc<ProcessBackend> {
 
 /// A sandbox and an executor.
 pub struct World {
-    pub place: Place,
+    pub place: BackendProfile,
     pub sandbox: Arc<dyn Sandbox>,
     pub executor: Executor,
     _backend: Arc<ProcessBackend>,
@@ -36,7 +36,7 @@ impl World {
         let backend = backend();
         let sandbox = backend.create(spec.build().expect("valid")).await.expect("a sandbox");
         let executor = Executor::new(config).expect("an executor");
-        Self { place: Place::of(&*backend), sandbox, executor, _backend: backend }
+        Self { place: BackendProfile::of(&*backend), sandbox, executor, _backend: backend }
     }
 
     pub async fn try_run(&self, request: CodeRequest) -> Result<CodeResult> {

@@ -224,7 +224,7 @@ pub(super) async fn links_on_the_way(cx: Context) -> Verdict {
     Ok(())
 }
 
-pub(super) async fn skips_what_is_no_file(cx: Context) -> Verdict {
+pub(super) async fn skips_special_files(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let program = P::Sequence(vec![
         P::MakeFifo { path: "fifo".into() },
@@ -254,7 +254,7 @@ pub(super) async fn swapped_during_the_copy(cx: Context) -> Verdict {
     for _ in 0..ROUNDS {
         for from in ["", "way"] {
             let mut bytes = Vec::new();
-            // What is copied depends on the moment, but never on files of the host.
+            // The copied set depends on the moment, but never on files of the host.
             let _ = sandbox.copy_out(&CopyOut::all(path(from)?), &mut bytes).await;
             check!(!contains(&bytes, SECRET), "a copy of {from:?} contains a file of the host");
         }

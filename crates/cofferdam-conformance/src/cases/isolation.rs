@@ -42,8 +42,8 @@ pub(super) async fn concurrent_sandboxes(cx: Context) -> Verdict {
         making.spawn(async move { cx.sandbox().await });
     }
     let mut sandboxes = Vec::new();
-    while let Some(made) = making.join_next().await {
-        sandboxes.push(made.map_err(std::io::Error::other)??);
+    while let Some(created) = making.join_next().await {
+        sandboxes.push(created.map_err(std::io::Error::other)??);
     }
     run_many(&cx, sandboxes).await
 }

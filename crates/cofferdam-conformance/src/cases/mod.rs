@@ -210,7 +210,7 @@ cases! {
     /// Promise (Files): A copy into a workspace follows no symlink, neither of the archive nor of the guest.
     "copies/links-on-the-way" "E2" [Files] copies::links_on_the_way;
     /// Promise (Files): A copy out of a workspace skips devices, pipes and sockets, and lists them.
-    "copies/skips-what-is-no-file" "E2" [Files] copies::skips_what_is_no_file;
+    "copies/skips-what-is-no-file" "E2" [Files] copies::skips_special_files;
     /// Promise (Files): A copy stays inside the workspace while a guest swaps a link during the copy.
     "copies/swapped-during-the-copy" "E2" [Files] copies::swapped_during_the_copy;
 
@@ -272,7 +272,7 @@ cases! {
     /// Promise (Posture): The posture has no shortfall that the spec does not allow.
     "posture/no-shortfall-unless-allowed" "E1" [] posture::no_shortfall_unless_allowed;
     /// Promise (Posture): The posture names the limits that the spec does not set.
-    "posture/says-what-was-not-asked" "E1" [] posture::says_what_was_not_asked;
+    "posture/says-what-was-not-asked" "E1" [] posture::lists_unrequested_protections;
     /// Promise (Posture): The posture agrees with what the kernel shows inside.
     "posture/agrees-with-the-kernel" "E1" [] posture::agrees_with_the_kernel;
     /// Promise (Posture): The posture agrees with the processes that a guest sees.

@@ -43,7 +43,7 @@ pub(super) async fn no_shortfall_unless_allowed(cx: Context) -> Verdict {
     Ok(())
 }
 
-pub(super) async fn says_what_was_not_asked(cx: Context) -> Verdict {
+pub(super) async fn lists_unrequested_protections(cx: Context) -> Verdict {
     use Protection as R;
     let bounded = cx.limited(|limits| {
         limits.cpu_time = Some(Duration::from_secs(9));

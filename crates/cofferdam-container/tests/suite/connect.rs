@@ -144,7 +144,7 @@ async fn engine_that_hangs_after_its_first_answer_causes_no_hang() {
 
 /// Promise (Containers): An old engine is refused, and the error names the required version.
 #[tokio::test]
-async fn an_old_engine_is_refused_with_what_is_needed() {
+async fn old_engine_is_refused_with_the_required_version() {
     let answers: Answers = |_| Some(r#"{"ApiVersion":"1.39","Version":"18.09.1"}"#.to_owned());
     check(&served(answers).await, "has API version 1.39, but 1.40 or newer is required", "Docker 19.03 or newer");
 }

@@ -32,13 +32,13 @@ async fn a_directory_becomes_an_image_and_is_listed() {
         root(directory.path());
         let backend = engine.backend();
         let name = format!("cofferdam-test/{}:v1", unique("import"));
-        let made = backend.import_image(directory.path(), &name).await.expect("the image is imported");
-        assert_eq!(made.left_out, [Path::new("fifo")]);
+        let created = backend.import_image(directory.path(), &name).await.expect("the image is imported");
+        assert_eq!(created.left_out, [Path::new("fifo")]);
         let listed = backend.images().await.expect("the images are listed");
         forget(&engine, &name).await;
         let found = listed.iter().find(|image| image.names.iter().any(|known| known.ends_with(&name)));
         let found = found.unwrap_or_else(|| panic!("{}: {listed:?}", engine.name));
-        assert!(found.id.ends_with(made.id.trim_start_matches("sha256:")), "{found:?} {made:?}");
+        assert!(found.id.ends_with(created.id.trim_start_matches("sha256:")), "{found:?} {created:?}");
         assert!(found.imported, "{}: {found:?}", engine.name);
         let gone = backend.images().await.unwrap();
         assert!(gone.iter().all(|image| image.names.iter().all(|known| !known.ends_with(&name))));
@@ -46,8 +46,8 @@ async fn a_directory_becomes_an_image_and_is_listed() {
 }
 
 #[tokio::test]
-async fn a_tar_becomes_an_image_and_what_is_none_does_not() {
-    for engine in support::engines("a_tar_becomes_an_image_and_what_is_none_does_not") {
+async fn tar_becomes_an_image_and_other_files_are_refused() {
+    for engine in support::engines("tar_becomes_an_image_and_other_files_are_refused") {
         let directory = tempfile::tempdir().unwrap();
         let backend = engine.backend();
         let file = directory.path().join("root.tar");
@@ -112,7 +112,7 @@ async fn an_image_comes_from_a_registry_with_its_progress() {
 
 /// Promise (Containers): The pull policy decides which images are pulled.
 #[tokio::test]
-async fn a_policy_decides_what_may_be_pulled() {
+async fn pull_policy_decides_which_images_are_pulled() {
     let config = ContainerConfig {
         images: Some(vec!["team/*".to_owned()]),
         host: Some("unix:///none".to_owned()),

@@ -81,8 +81,8 @@ async fn engine_receives_a_request_for_every_isolation_boundary() {
 
 /// Promise (Containers): A guest in a container does not reach the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_of_the_engine_can_be_reached_from_inside() {
-    for engine in support::engines("nothing_of_the_engine_can_be_reached_from_inside") {
+async fn guest_cannot_reach_the_engine() {
+    for engine in support::engines("guest_cannot_reach_the_engine") {
         let sandbox = engine.backend().create(support::spec().build().unwrap()).await.unwrap();
         // Process 1 exposes neither its environment, nor its program's file, nor a descriptor of the host.
         for line in [
@@ -276,8 +276,8 @@ fn with_runtime(engine: &TestEngine, runtime: &str) -> ContainerBackend {
 
 /// Promise (Containers): Another engine restores a container snapshot from its file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_goes_through_a_file_to_another_engine() {
-    let engines = support::engines("a_snapshot_goes_through_a_file_to_another_engine");
+async fn snapshot_file_restores_on_another_engine() {
+    let engines = support::engines("snapshot_file_restores_on_another_engine");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("layer.tar");
     for from in &engines {

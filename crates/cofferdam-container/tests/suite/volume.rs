@@ -28,7 +28,7 @@ async fn spoil(engine: &TestEngine, volume: &str, contents: &[u8]) {
         host_config: Some(HostConfig { binds: Some(vec![format!("{volume}:/v")]), ..HostConfig::default() }),
         ..ContainerCreateBody::default()
     };
-    let made = docker.create_container(Some(CreateContainerOptionsBuilder::default().build()), body).await.unwrap();
+    let created = docker.create_container(Some(CreateContainerOptionsBuilder::default().build()), body).await.unwrap();
     let mut header = tar::Header::new_gnu();
     header.set_size(contents.len() as u64);
     header.set_mode(0o555);
@@ -36,9 +36,9 @@ async fn spoil(engine: &TestEngine, volume: &str, contents: &[u8]) {
     tar.append_data(&mut header, "init", contents).unwrap();
     let options = UploadToContainerOptionsBuilder::default().path("/v").build();
     let body = bollard::body_full(tar.into_inner().unwrap().into());
-    docker.upload_to_container(&made.id, Some(options), body).await.unwrap();
+    docker.upload_to_container(&created.id, Some(options), body).await.unwrap();
     docker
-        .remove_container(&made.id, Some(RemoveContainerOptionsBuilder::default().force(true).build()))
+        .remove_container(&created.id, Some(RemoveContainerOptionsBuilder::default().force(true).build()))
         .await
         .unwrap();
 }

@@ -105,7 +105,7 @@ async fn dropped_handles_and_sandboxes_end_at_e2b() {
     eventually(async || server.running() == 0).await;
     // A create that is given up leaves no sandbox.
     let given_up = tokio::time::timeout(Duration::from_millis(1), backend(&server).create(spec())).await;
-    assert!(given_up.is_err() || given_up.is_ok_and(|made| made.is_ok()));
+    assert!(given_up.is_err() || given_up.is_ok_and(|created| created.is_ok()));
     drop(sandbox);
     eventually(async || server.living().is_empty()).await;
     server.stop().await;

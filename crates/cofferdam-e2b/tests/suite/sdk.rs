@@ -57,7 +57,7 @@ assert sandbox.pause()
 sandbox = Sandbox.connect(sandbox.sandbox_id)
 assert sandbox.commands.run("cat a/file.txt").stdout == "contents"
 assert sandbox.kill() and not sandbox.is_running()
-print("judged")
+print("passed")
 "#;
 
 const JAVASCRIPT: &str = r#"
@@ -83,7 +83,7 @@ assert.ok(await sandbox.pause());
 const again = await Sandbox.connect(sandbox.sandboxId);
 assert.strictEqual((await again.commands.run("cat a/file.txt")).stdout, "contents");
 assert.ok(await again.kill());
-console.log("judged");
+console.log("passed");
 "#;
 
 fn sdk(test: &str) -> Option<PathBuf> {
@@ -95,11 +95,11 @@ fn sdk(test: &str) -> Option<PathBuf> {
 }
 
 /// Runs a program with the addresses and the key of the server.
-async fn judged(server: &LocalE2b, command: &mut tokio::process::Command) {
+async fn passed(server: &LocalE2b, command: &mut tokio::process::Command) {
     command.env("E2B_API_KEY", KEY).env("E2B_API_URL", &server.url).env("E2B_SANDBOX_URL", &server.url);
     let Output { status, stdout, stderr } = command.kill_on_drop(true).output().await.expect("it runs");
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success() && stdout.contains("judged"), "{stdout}\n{stderr}");
+    assert!(status.success() && stdout.contains("passed"), "{stdout}\n{stderr}");
 }
 
 /// Promise (E2B): E2B's own SDK for Python works with the server that the backend is tested against.
@@ -107,7 +107,7 @@ async fn judged(server: &LocalE2b, command: &mut tokio::process::Command) {
 async fn sdk_for_python_accepts_the_local_server() {
     let Some(sdk) = sdk("sdk_for_python_accepts_the_local_server") else { return };
     let server = LocalE2b::start().await;
-    judged(&server, tokio::process::Command::new(sdk.join("python/bin/python3")).args(["-c", PYTHON])).await;
+    passed(&server, tokio::process::Command::new(sdk.join("python/bin/python3")).args(["-c", PYTHON])).await;
     server.stop().await;
 }
 
@@ -119,6 +119,6 @@ async fn sdk_for_javascript_accepts_the_local_server() {
     let mut node = tokio::process::Command::new("node");
     // Modules are looked up from the working directory.
     node.args(["--input-type=module", "--eval", JAVASCRIPT]).current_dir(sdk);
-    judged(&server, &mut node).await;
+    passed(&server, &mut node).await;
     server.stop().await;
 }

@@ -26,26 +26,26 @@ pub struct PreparedInterpreter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterpretersConfig {
     /// The kinds of interpreters.
-    pub kept: Vec<PreparedInterpreter>,
+    pub prepared: Vec<PreparedInterpreter>,
     /// The times of refills and replacements.
     pub times: InterpreterTimes,
 }
 
 impl InterpretersConfig {
     /// Creates a configuration of these kinds with the default times.
-    pub fn new(kept: impl IntoIterator<Item = PreparedInterpreter>) -> Self {
-        Self { kept: kept.into_iter().collect(), times: InterpreterTimes::default() }
+    pub fn new(prepared: impl IntoIterator<Item = PreparedInterpreter>) -> Self {
+        Self { prepared: prepared.into_iter().collect(), times: InterpreterTimes::default() }
     }
 
     /// Returns the total number of idle interpreters when all kinds are filled.
     pub fn ready(&self) -> usize {
-        self.kept.iter().map(|kept| kept.ready).sum()
+        self.prepared.iter().map(|prepared| prepared.ready).sum()
     }
 
     /// Checks the configuration. Fails with `InvalidInput` for values that contradict each other or exceed a maximum.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("configure", message));
-        if self.kept.len() > MAX_KINDS || self.kept.iter().any(|kept| kept.ready > MAX_READY) {
+        if self.prepared.len() > MAX_KINDS || self.prepared.iter().any(|prepared| prepared.ready > MAX_READY) {
             return bad("at most 16 kinds with 64 interpreters each can be prepared");
         }
         let InterpreterTimes { refill_delay: _, max_age, make_timeout, first_backoff, max_backoff, check_every } =
@@ -104,11 +104,11 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let kept =
+        let prepared =
             |ready| PreparedInterpreter { name: "python".into(), interpreter: InterpreterConfig::python(), ready };
-        assert!(InterpretersConfig::new([kept(1)]).validate().is_ok());
-        assert!(InterpretersConfig::new([kept(65)]).validate().is_err());
-        assert!(InterpretersConfig::new((0..17).map(|_| kept(1))).validate().is_err());
+        assert!(InterpretersConfig::new([prepared(1)]).validate().is_ok());
+        assert!(InterpretersConfig::new([prepared(65)]).validate().is_err());
+        assert!(InterpretersConfig::new((0..17).map(|_| prepared(1))).validate().is_err());
         let times = |times| InterpretersConfig { times, ..InterpretersConfig::new([]) };
         let default = InterpreterTimes::default;
         assert!(times(InterpreterTimes { max_age: Duration::ZERO, ..default() }).validate().is_err());

@@ -5,13 +5,13 @@
 //!                                       '--too old, dead, shut down--> closed
 //! ```
 //!
-//! The modules `fits` (compatibility of a request) and `shelf` (time of the next refill) are pure. If no interpreter is
+//! The modules `fits` (compatibility of a request) and `slots` (time of the next refill) are pure. If no interpreter is
 //! compatible, the result is `None` and the caller performs a cold start. An interpreter serves one request only.
 
 mod config;
 pub(crate) mod fits;
-mod keeper;
-mod shelf;
+mod refiller;
+mod slots;
 mod taken;
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 pub use config::{InterpreterTimes, InterpretersConfig, PreparedInterpreter};
 pub use taken::Taken;
 
-use shelf::Slots;
+use slots::Slots;
 
 /// The current state of the interpreters of one kind, and their counters.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -114,10 +114,10 @@ impl Interpreters {
         })?;
         let inside = fits::sandbox_spec(&template)?;
         let times = config.times;
-        let kinds = config.kept.into_iter().map(|kept| Kind {
-            interpreter: kept.interpreter,
-            slots: Slots::new(kept.ready, times.clone()),
-            tally: InterpreterMetrics { name: kept.name, ..InterpreterMetrics::default() },
+        let kinds = config.prepared.into_iter().map(|prepared| Kind {
+            interpreter: prepared.interpreter,
+            slots: Slots::new(prepared.ready, times.clone()),
+            tally: InterpreterMetrics { name: prepared.name, ..InterpreterMetrics::default() },
         });
         let shared = Arc::new(Shared {
             backend,
@@ -129,7 +129,7 @@ impl Interpreters {
             changed: Notify::new(),
             draining: std::sync::atomic::AtomicBool::new(false),
         });
-        let refiller = runtime.spawn(keeper::run(Arc::clone(&shared)));
+        let refiller = runtime.spawn(refiller::run(Arc::clone(&shared)));
         Ok(Self { shared, refiller: Mutex::new(Some(refiller)) })
     }
 

@@ -39,9 +39,9 @@ impl Taken {
 
 /// Returns the posture with the wall time of the request instead of the template's. The supervisor enforces this timer,
 /// not the backend.
-fn posture(measured: &Posture, made_for: &Spec, asked: &Spec) -> Posture {
+fn posture(measured: &Posture, template: &Spec, asked: &Spec) -> Posture {
     let time = asked.limits().wall_time;
-    if time == made_for.limits().wall_time {
+    if time == template.limits().wall_time {
         return measured.clone();
     }
     let mechanism = format!("timer of the supervisor, {} s, then SIGKILL to the tree", time.as_secs_f64());

@@ -202,7 +202,7 @@ impl<W, T> Ledger<W, T> {
         self.quiet = None;
         if self.count(SlotState::Making) > 0 {
             let since = *self.yielding_since.get_or_insert(now);
-            if now < since + self.config.refill_patience {
+            if now < since + self.config.refill_yield_timeout {
                 return 0;
             }
         }
@@ -224,7 +224,7 @@ impl<W, T> Ledger<W, T> {
     /// and ends when no sandbox is idle.
     fn quiet_until(&self) -> Option<Duration> {
         let (until, since) = self.quiet.filter(|_| !self.idle.is_empty())?;
-        Some(until.min(since + self.config.refill_patience))
+        Some(until.min(since + self.config.refill_yield_timeout))
     }
 
     /// Returns the number of missing sandboxes that have a free slot which no claim is waiting for.
@@ -303,7 +303,7 @@ impl<W, T> Ledger<W, T> {
         }
         let refills = self.wanted() > 0 && self.at_once() > 0;
         let retry = self.backoff.wait_until(now).filter(|_| refills);
-        let yield_until = self.yielding_since.filter(|_| refills).map(|since| since + self.config.refill_patience);
+        let yield_until = self.yielding_since.filter(|_| refills).map(|since| since + self.config.refill_yield_timeout);
         let old = self.idle.front().filter(|_| self.count(SlotState::Filling) == 0);
         let old = old.map(|oldest| oldest.since + self.config.max_age);
         let check = (!self.idle.is_empty()).then(|| now + self.config.check_every);

@@ -46,8 +46,8 @@ pub(super) async fn make(slot: Slot, waiter: Waiter, grant: Grant) {
     let shared = Arc::clone(&slot.shared);
     let operation = make.operation();
     let limit = shared.config.make_timeout;
-    let made = timeout(limit, sandbox(&shared, spec, make, grant)).await;
-    let answer = match made.unwrap_or_else(|_| Err(error::create_timed_out(operation, limit))) {
+    let created = timeout(limit, sandbox(&shared, spec, make, grant)).await;
+    let answer = match created.unwrap_or_else(|_| Err(error::create_timed_out(operation, limit))) {
         Ok((sandbox, kind)) => {
             shared.lock().tally.claimed(kind, since.elapsed());
             Ok(Lease::new(slot, sandbox, kind))

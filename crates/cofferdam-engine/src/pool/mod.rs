@@ -11,11 +11,11 @@
 //! its lease. The backend is responsible for the isolation boundary, and for claims that are as strong as creates.
 
 pub(crate) mod backoff;
-mod keeper;
 mod lease;
 mod ledger;
 mod make;
 mod queue;
+mod refiller;
 mod shared;
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Pool {
             cofferdam_contract::Error::invalid("configure", "a pool needs a tokio runtime").with_source(missing)
         })?;
         let shared = Arc::new(Shared::new(backend, template, config, runtime));
-        shared.spawn(keeper::run(Arc::clone(&shared)));
+        shared.spawn(refiller::run(Arc::clone(&shared)));
         Ok(Self { shared })
     }
 

@@ -15,7 +15,7 @@ use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
 #[test]
-fn modules_of_strangers_do_no_harm() {
+fn fuzzed_modules_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
     let mut modules = Modules::new().unwrap();
     let report = drive(1, bound, |seed| modules.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
@@ -24,7 +24,7 @@ fn modules_of_strangers_do_no_harm() {
 }
 
 #[test]
-fn snapshots_of_strangers_do_no_harm() {
+fn fuzzed_snapshots_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
     let mut snapshots = Snapshots::new().unwrap();
     let report = drive(1, bound, |seed| snapshots.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
@@ -32,7 +32,7 @@ fn snapshots_of_strangers_do_no_harm() {
 }
 
 #[test]
-fn archives_of_strangers_do_no_harm() {
+fn fuzzed_archives_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(60), cases: 2000 };
     let mut archives = Archives::new().unwrap();
     let report = drive(1, bound, |seed| archives.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
@@ -48,7 +48,7 @@ fn archives_of_strangers_do_no_harm() {
 
 /// Promise (Static analysis and audit log): Arbitrary code does not harm the static analysis.
 #[test]
-fn code_of_strangers_is_screened_without_harm() {
+fn fuzzed_code_is_analyzed_without_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
     let mut screens = Screens::new();
     let report = drive(1, bound, |seed| screens.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
@@ -90,7 +90,7 @@ fn bytes_of_a_plugin_do_not_harm_its_host() {
 
 /// Promise (Plugins): Packages with arbitrary indexes and members are refused, or stay in their directory.
 #[test]
-fn packages_of_strangers_do_no_harm() {
+fn fuzzed_packages_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: 20_000 };
     let mut packages = Packages::new();
     let report = drive(1, bound, |seed| packages.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
@@ -107,7 +107,7 @@ fn packages_of_strangers_do_no_harm() {
 /// Promise (Files): Change sets with arbitrary members are refused, or stay in their directory when they are applied, and
 /// are shown without control characters (K4).
 #[test]
-fn change_sets_of_strangers_do_no_harm() {
+fn fuzzed_change_sets_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: 20_000 };
     let mut changes = Changes::new();
     let report = drive(1, bound, |seed| changes.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
@@ -118,7 +118,7 @@ fn change_sets_of_strangers_do_no_harm() {
 /// Promise (Images): Layers with arbitrary members are refused, or unpacked to nothing but files, directories, links and
 /// marks of overlayfs, and leave nothing behind.
 #[test]
-fn layers_of_strangers_do_no_harm() {
+fn fuzzed_layers_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: 20_000 };
     let mut layers = Layers::new().expect("a store");
     let report = drive(1, bound, |seed| layers.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));

@@ -111,7 +111,7 @@ impl Agent {
         execs.abandon();
         *desk = Desk::NEW;
         let Reseed { silence, now, entropy, machine_id, boot_id, hostname } = *it;
-        partner.ask(&Request::Renew(asks::Renew { now, entropy, machine_id, boot_id, hostname }))?;
+        partner.ask(&Request::Reseed(asks::Reseed { now, entropy, machine_id, boot_id, hostname }))?;
         if let Some(watch) = &mut self.watch {
             let words = entropy.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
             watch.resume(Some(words.fold(0, |all, word| all.rotate_left(7) ^ word)));

@@ -6,7 +6,7 @@ use cofferdam_contract::archive::{MAX_TAR_PATH, TarEntry, TarKind, TarWriter};
 use cofferdam_contract::{COPIED_MODE, Error, ErrorKind, Result};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
-use super::{Archive, Hashing, TOP, too_large};
+use super::{ArchiveSummary, Hashing, TOP, too_large};
 use crate::files::{self, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use crate::inner::Inner;
 use crate::slots::Listed;
@@ -23,7 +23,7 @@ struct Level {
 }
 
 /// Writes the workspace as an archive.
-pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {
+pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<ArchiveSummary> {
     let mut out = Export { out: TarWriter::new(Hashing::new(into), EXPORT), links: HashMap::new() };
     out.entry(TarKind::Directory, b"", 0o755, 0).await?;
     let mut levels = vec![open(inner, Vec::new()).await?];

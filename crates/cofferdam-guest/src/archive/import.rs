@@ -5,7 +5,7 @@ use cofferdam_contract::archive::{TarEntry, TarKind, TarReader};
 use cofferdam_contract::{COPIED_MODE, Error, Result};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::{Archive, Hashing, TOP, too_large};
+use super::{ArchiveSummary, Hashing, TOP, too_large};
 use crate::files::{self, Target, Writing};
 use crate::inner::Inner;
 use crate::wire::{MAX_DATA, Make, Request, Root};
@@ -21,7 +21,7 @@ fn bad(what: impl Into<String>) -> Error {
 }
 
 /// Extracts an archive into the workspace.
-pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<Archive> {
+pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<ArchiveSummary> {
     let mut input = TarReader::new(Hashing::new(from), IMPORT);
     let mut directories = Vec::new();
     while let Some(entry) = input.next().await? {

@@ -17,7 +17,7 @@ pub use import::import;
 const TOP: &str = "workspace";
 /// An archive that was written or read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Archive {
+pub struct ArchiveSummary {
     /// The length in bytes.
     pub bytes: u64,
     /// The number of files, directories and links.
@@ -38,8 +38,8 @@ impl<T> Hashing<T> {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    fn finish(self, entries: u64) -> Archive {
-        Archive { bytes: self.bytes, entries, sha256: self.hash.finalize().into() }
+    fn finish(self, entries: u64) -> ArchiveSummary {
+        ArchiveSummary { bytes: self.bytes, entries, sha256: self.hash.finalize().into() }
     }
 }
 

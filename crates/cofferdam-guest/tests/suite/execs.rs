@@ -61,7 +61,7 @@ async fn program_runs_and_its_exit_is_reported() {
 
 /// Promise (Containers): A guest program inherits nothing from the guest agent.
 #[tokio::test]
-async fn a_program_gets_nothing_of_the_agents() {
+async fn program_inherits_nothing_from_the_agent() {
     let (_enclosure, guest) = guest().await;
     let (_, fds) = shell(&guest, "cd /proc/self/fd; echo *").await;
     // The shell has a descriptor of its own while it reads the directory.

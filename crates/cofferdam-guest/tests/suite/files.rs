@@ -53,7 +53,7 @@ async fn links_are_followed_inside_and_nowhere_else() {
 }
 
 #[tokio::test]
-async fn what_is_no_plain_file_is_refused_and_never_waits() {
+async fn special_files_are_refused_without_blocking() {
     let (_enclosure, guest) = guest().await;
     let line = "mkfifo fifo && mkdir dir && python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'";
     assert!(shell(&guest, line).await.0.success());
@@ -67,7 +67,7 @@ async fn what_is_no_plain_file_is_refused_and_never_waits() {
 
 /// Promise (Containers): The guest agent's file API stays inside the workspace while links are swapped.
 #[tokio::test]
-async fn a_swapped_path_never_gives_what_is_outside() {
+async fn swapped_links_never_expose_files_outside() {
     let (_enclosure, guest) = guest().await;
     assert!(shell(&guest, "mkdir in; echo inside > in/passwd; ln -s in here").await.0.success());
     let swap = "while :; do ln -sfn /etc here; ln -sfn in here; ln -sfn ../etc here; ln -sfn in here; done";
@@ -149,19 +149,19 @@ async fn an_archive_is_the_same_each_time_and_comes_back_whole() {
     assert!(exit.success(), "{exit:?}");
     let (_, listing) = shell(&first, LISTING).await;
     let mut archive = Vec::new();
-    let made = first.export(&mut archive).await.unwrap();
-    assert_eq!(made.bytes, archive.len() as u64);
+    let created = first.export(&mut archive).await.unwrap();
+    assert_eq!(created.bytes, archive.len() as u64);
     let mut again = Vec::new();
-    assert_eq!(first.export(&mut again).await.unwrap(), made);
+    assert_eq!(first.export(&mut again).await.unwrap(), created);
     assert!(again == archive);
 
     let (_enclosure, second) = guest().await;
     let read = second.import(&mut &archive[..]).await.unwrap();
-    assert_eq!(read, made, "the same length, entries and hash");
+    assert_eq!(read, created, "the same length, entries and hash");
     let (_, imported) = shell(&second, LISTING).await;
     assert_eq!(imported.trim(), listing.replace("./fifo", "").trim());
     let mut third = Vec::new();
-    assert_eq!(second.export(&mut third).await.unwrap(), made, "the imported workspace exports to the same archive");
+    assert_eq!(second.export(&mut third).await.unwrap(), created, "the imported workspace exports to the same archive");
 
     // `tar` reads it, too.
     let dir = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ async fn an_archive_is_the_same_each_time_and_comes_back_whole() {
     let names = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{output:?}");
     assert!(names.lines().any(|name| name == "workspace/with space/binary"), "{names}");
-    assert_eq!(names.lines().count() as u64, made.entries);
+    assert_eq!(names.lines().count() as u64, created.entries);
 }
 
 fn header(kind: tar::EntryType, name: &str, target: &str, size: u64) -> Vec<u8> {

@@ -381,7 +381,7 @@ fn script() -> ExecRequest {
 
 /// Promise (Limits): In containers and VMs, the timeout starts with the request, whatever the guest agent does.
 #[tokio::test]
-async fn timeout_counts_from_the_request_whatever_the_agent_does() {
+async fn timeout_counts_from_the_request_with_any_agent() {
     let limits = Limits { wall_time: Duration::from_secs(1), ..Limits::default() };
     let plain = || ExecRequest::argv(["true"]).build().unwrap();
     let started = |id| frame(STARTED, id, &[0xff; 64]);
@@ -422,7 +422,7 @@ async fn inventor() -> Guest {
 }
 
 #[tokio::test]
-async fn usage_that_an_agent_invents_is_cut_to_what_is_possible() {
+async fn invented_usage_is_capped_at_the_possible() {
     let limits = Limits::default();
     let request = || ExecRequest::argv(["true"]).build().unwrap();
     let guest = inventor().await;

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use super::cache::Lock;
 use super::error::{DebianError, Result, io};
-use super::host::Host;
+use super::host::AptSettings;
 use super::package::Package;
 use super::progress::Progress;
 use super::run::{self, Finished};
@@ -23,7 +23,7 @@ const STAMP: &str = "updated";
 /// apt is killed with it, and no other process gets the lock before apt and its helpers have ended.
 pub(crate) struct Apt<'a> {
     lock: &'a Lock,
-    host: Host,
+    host: AptSettings,
     architecture: String,
     /// Contains `lists/`, `status` and `updated`.
     directory: PathBuf,
@@ -41,7 +41,7 @@ pub(crate) struct Lists {
 
 impl<'a> Apt<'a> {
     pub(crate) fn new(lock: &'a Lock, architecture: Option<&str>) -> Result<Self> {
-        let host = Host::read()?;
+        let host = AptSettings::read()?;
         let architecture = architecture.unwrap_or(host.architecture()).to_owned();
         let directory = lock.directory(&format!("apt-{architecture}"))?;
         for name in ["lists/partial", "state"] {
@@ -63,7 +63,7 @@ impl<'a> Apt<'a> {
         &self.architecture
     }
 
-    pub(crate) fn host(&self) -> &Host {
+    pub(crate) fn host(&self) -> &AptSettings {
         &self.host
     }
 
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_of_apt_are_told_apart() {
+    fn apt_failures_are_classified() {
         let kind = |text: &str| classify(text, |reason| DebianError::FetchFailed { reason });
         assert!(is_untrusted("W: GPG error: x InRelease: NO_PUBKEY 1") && !is_untrusted("E: Failed to fetch http://x"));
         assert!(matches!(kind("E: You don't have enough free space in /x."), DebianError::NoSpace { .. }));

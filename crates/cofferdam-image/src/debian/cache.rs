@@ -86,8 +86,8 @@ impl Cache {
 
     /// Creates the directory and returns its absolute path. Refuses one that another user could write to.
     fn prepare(&self) -> Result<PathBuf> {
-        let made = DirBuilder::new().recursive(true).mode(0o755).create(&self.root);
-        made.map_err(io("create the cache", &self.root))?;
+        let created = DirBuilder::new().recursive(true).mode(0o755).create(&self.root);
+        created.map_err(io("create the cache", &self.root))?;
         let root = self.root.canonicalize().map_err(io("find the cache", &self.root))?;
         let found = fs::metadata(&root).map_err(io("inspect", &root))?;
         let bad = |reason: &str| Err(DebianError::BadCache { path: root.clone(), reason: reason.to_owned() });
@@ -114,8 +114,8 @@ impl Lock {
     /// Creates and returns a directory of the cache.
     pub(crate) fn directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.root.join(name);
-        let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
-        made.map_err(io("make", &path)).map(|()| path)
+        let created = DirBuilder::new().recursive(true).mode(0o755).create(&path);
+        created.map_err(io("make", &path)).map(|()| path)
     }
 
     /// Creates a temporary directory of this run.
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_runs_left_is_swept_and_old_packages_are_pruned() {
+    fn leftovers_of_killed_builds_and_old_packages_are_pruned() {
         let temp = tempfile::tempdir().expect("a directory");
         let cache = Cache::new(temp.path().join("cache"));
         assert_eq!(cache.prune(MAX_UNUSED).expect("pruned"), 0);

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_taken_for_two_packages_is_refused() {
+    fn control_data_of_several_packages_is_refused() {
         for bad in [
             "",
             "Package: x\n",

@@ -8,7 +8,7 @@ use super::run;
 
 /// Settings as `apt-config dump` prints them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Host {
+pub(crate) struct AptSettings {
     settings: Vec<(String, String)>,
 }
 
@@ -26,7 +26,7 @@ const NOT_USED: &[&str] = &[
     "Dir::Etc::parts",
 ];
 
-impl Host {
+impl AptSettings {
     pub(crate) fn read() -> Result<Self> {
         let mut command = run::command("apt-config")?;
         command.arg("dump").env("LC_ALL", "C").stdin(Stdio::null());
@@ -104,7 +104,7 @@ Acquire::Bad "a"; DPkg::Pre-Invoke "b";
 
     #[test]
     fn proxies_and_sources_are_taken_over_but_no_hooks_and_no_weaker_checks() {
-        let host = Host::parse(DUMP);
+        let host = AptSettings::parse(DUMP);
         let expected = "Dir::Etc::sourcelist \"sources.list\";\nAcquire::http::Proxy \"http://proxy.example:3128\";\n";
         assert_eq!(host.taken(), expected);
         assert_eq!(host.architecture(), "arm64");

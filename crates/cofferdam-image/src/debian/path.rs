@@ -203,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_accepted_stays_inside(raw in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn accepted_paths_stay_inside(raw in proptest::collection::vec(any::<u8>(), 0..60)) {
             if let Ok(path) = GuestPath::parse(&raw) {
                 let path = path.merged();
                 prop_assert!(path.parts().all(|part| ![&b""[..], b".", b".."].contains(&part) && !part.contains(&0)));

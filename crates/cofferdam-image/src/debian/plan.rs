@@ -157,17 +157,17 @@ impl Plan {
         // The temporary name is constant, so that killed runs leave at most one file.
         let making = path.with_file_name(format!(".{name}.making"));
         let file = sole(&making)?;
-        let made = file.set_len(0).map_err(io("write", &making)).and_then(|()| {
+        let created = file.set_len(0).map_err(io("write", &making)).and_then(|()| {
             let mut out = BufWriter::with_capacity(1 << 20, &file);
             self.write_tar(&mut out, progress)?;
             out.flush().and_then(|()| file.sync_all()).map_err(io("write", &making))?;
             fs::rename(&making, path).map_err(io("move into place", path))
         });
-        if made.is_err() {
+        if created.is_err() {
             // The file is unusable, and the original error is the one to report.
             let _ = fs::remove_file(&making);
         }
-        made
+        created
     }
 
     /// Opens every package and verifies its hash.

@@ -317,7 +317,7 @@ impl Images {
     }
 
     /// Returns true if an image was built for this source, by manifests alone.
-    pub fn seems_made(&self, source: &Source) -> bool {
+    pub fn seems_built(&self, source: &Source) -> bool {
         let there =
             |kind, origin: &str| self.store.peek(origin).is_some_and(|key| self.store.glance(kind, &key).is_some());
         there("kernel", &origin_of_kernel(source)) && there("root", &origin_of_root(source))

@@ -228,14 +228,14 @@ fn nothing_outside_is_made_changed_or_removed() {
         (&[(LINK, "l", "l", 0o777, b""), (FILE, "l/x", "", 0o644, b"x")], "cannot be unpacked"),
         (&[(FILE, "dev", "", 0o644, b"x")], "not a directory"),
     ] {
-        let said = refused(&[(layer(items), gzip)]);
-        assert!(said.contains(says), "{items:?}: {said}");
+        let message = refused(&[(layer(items), gzip)]);
+        assert!(message.contains(says), "{items:?}: {message}");
     }
 }
 
 /// Promise (Virtual machines): A layer that does not match its digest is refused.
 #[test]
-fn what_is_not_what_its_digest_says_is_refused() {
+fn layer_that_does_not_match_its_digest_is_refused() {
     let good = || layer(&[(FILE, "f", "", 0o644, b"hello")]);
     let damaged = |change: fn(&Path)| {
         let (_temp, from, into) = directories();
@@ -288,7 +288,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
 
 /// Promise (Virtual machines): A layer that exceeds the size limit is refused.
 #[test]
-fn what_grows_without_an_end_is_stopped() {
+fn layer_beyond_the_size_limit_is_refused() {
     let zeros = vec![0; 64 << 20];
     let bomb = layer(&[(FILE, "f", "", 0o644, &zeros)]);
     let (_temp, from, into) = directories();
@@ -308,7 +308,7 @@ fn what_grows_without_an_end_is_stopped() {
 
 /// Promise (Virtual machines): The image for the architecture of the host is chosen.
 #[test]
-fn one_image_for_this_processor_is_taken() {
+fn image_of_the_host_architecture_is_chosen() {
     let (_temp, from, _) = directories();
     let layers: fn(&[u8]) -> Packed = |data| (layer(&[(FILE, "f", "", 0o644, data)]), gzip);
     let (ours, theirs) = (manifest(&from, &[layers(b"ours")]), manifest(&from, &[layers(b"theirs")]));
@@ -348,7 +348,7 @@ fn one_image_for_this_processor_is_taken() {
 
 /// Promise (Virtual machines): An OCI image can come from a tar file or from `docker save`.
 #[test]
-fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
+fn oci_tars_and_docker_save_tars_are_accepted() {
     let (temp, from, into) = directories();
     layout(&from, &[(layer(&[(FILE, "f", "", 0o644, b"hello")]), gzip)]);
     let path = temp.path().join("layout.tar");

@@ -36,11 +36,11 @@ pub(crate) fn unpack(tar: impl Read, into: &Path, max: u64) -> Result<Needs> {
 
 /// Creates the mount points of a VM in an unpacked tree, sets the modes of directories, and counts all entries.
 pub(crate) fn finish(tree: Tree) -> Result<Needs> {
-    let (mut made, mut needs) = (BTreeMap::new(), Needs::default());
-    add_mount_points(tree.path(), &mut needs, &mut made)?;
+    let (mut created, mut needs) = (BTreeMap::new(), Needs::default());
+    add_mount_points(tree.path(), &mut needs, &mut created)?;
     let below = |path: PathBuf| path.strip_prefix(tree.path()).map(Path::to_owned).unwrap_or_default();
-    let made = made.into_iter().map(|(path, mode)| (below(path), (mode, None))).collect();
-    Ok(tree.finish(made)?)
+    let created = created.into_iter().map(|(path, mode)| (below(path), (mode, None))).collect();
+    Ok(tree.finish(created)?)
 }
 
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_id_has_a_place_of_its_own_whatever_was_there() {
+    fn machine_id_is_replaced_by_a_link() {
         let link = |tar: &mut tar::Builder<Vec<u8>>, path, to| entry(tar, EntryType::Symlink, path, to, 0o777, b"");
         let file = |tar: &mut tar::Builder<Vec<u8>>, path| entry(tar, EntryType::Regular, path, "", 0o444, b"0123\n");
         type Build = fn(&mut tar::Builder<Vec<u8>>);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_or_is_too_much_is_refused() {
+    fn escaping_or_oversized_tars_are_refused() {
         let refused = |bytes: &[u8], max| {
             let temp = tempfile::tempdir().unwrap();
             unpack(bytes, &temp.path().join("."), max).unwrap_err().to_string()
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_deep_is_refused_however_it_got_there() {
+    fn too_deep_directories_are_refused_by_any_path() {
         let temp = tempfile::tempdir().unwrap();
         let refused = |bytes: &[u8]| {
             let into = temp.path().join("tree");

@@ -381,7 +381,7 @@ mod tests {
     fn quiet(_: Progress) {}
 
     #[test]
-    fn what_is_damaged_counts_as_none_and_is_made_again() {
+    fn damaged_cache_entry_is_built_again() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::new(temp.path().join("cache"));
         let key = key(&[b"a"]);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_are_swept_and_strangers_are_kept_out() {
+    fn leftovers_are_swept_and_foreign_directories_refused() {
         let temp = tempfile::tempdir().unwrap();
         let root = temp.path().join("cache");
         let store = Store::new(&root);
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_pruned() {
+    fn unused_cache_entries_are_pruned() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::new(temp.path().join("cache"));
         let keys = [key(&[b"used"]), key(&[b"old"]), key(&[b"unknown"])];

@@ -48,7 +48,7 @@ fn image_of_another_version_is_reported_and_not_started() {
 }
 
 #[test]
-fn what_has_no_name_is_found_by_its_key() {
+fn unnamed_image_is_found_by_its_key() {
     let temp = tempfile::tempdir().unwrap();
     let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let (kernel, root, other) = (put(&images, "kernel", "k"), put(&images, "root", "r"), put(&images, "root", "other"));
@@ -69,7 +69,7 @@ fn what_has_no_name_is_found_by_its_key() {
 }
 
 #[test]
-fn what_loses_its_only_name_goes_with_the_next_pruning() {
+fn image_without_a_name_is_removed_by_the_next_prune() {
     let temp = tempfile::tempdir().unwrap();
     let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let (kernel, root, other) = (put(&images, "kernel", "k"), put(&images, "root", "r"), put(&images, "root", "other"));
@@ -86,7 +86,7 @@ fn what_loses_its_only_name_goes_with_the_next_pruning() {
 }
 
 #[test]
-fn a_look_at_what_is_made_makes_it_no_younger() {
+fn listing_does_not_refresh_an_images_age() {
     let temp = tempfile::tempdir().unwrap();
     let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let source = Source {
@@ -103,7 +103,7 @@ fn a_look_at_what_is_made_makes_it_no_younger() {
         File::open(&path).unwrap().set_modified(before).unwrap();
         paths.push(path);
     }
-    assert!(images.seems_made(&source));
+    assert!(images.seems_built(&source));
     for path in paths {
         assert_eq!(fs::metadata(path).unwrap().modified().unwrap(), before);
     }

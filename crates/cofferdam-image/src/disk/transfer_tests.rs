@@ -153,7 +153,7 @@ fn an_import_takes_neither_names_nor_contents_from_others() {
 
 /// Promise (Virtual machines): A build does not reuse an imported image as its own.
 #[test]
-fn no_build_takes_an_imported_image_for_what_it_made_itself() {
+fn build_does_not_reuse_an_imported_image() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (here, there) = (images(one.path()), images(two.path()));
     build(&here, "mine", 7);
@@ -229,7 +229,7 @@ type Change = fn(&mut Value);
 
 /// Promise (Virtual machines): A file that is not an image is refused and leaves nothing.
 #[test]
-fn what_is_no_image_is_refused_and_leaves_nothing() {
+fn file_that_is_no_image_is_refused_and_leaves_nothing() {
     let temp = tempfile::tempdir().unwrap();
     let images = images(temp.path());
     let (kernel, initramfs, root) = ([4; 5000], [4; 300], disk(4));
@@ -314,7 +314,7 @@ fn an_encrypted_image_needs_its_key() {
 }
 
 #[test]
-fn what_a_killed_import_left_is_gone_with_the_next_look() {
+fn leftovers_of_a_killed_import_are_removed_by_the_next_access() {
     let temp = tempfile::tempdir().unwrap();
     let images = images(temp.path());
     build(&images, "mine", 7);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_a_guest_swaps_for_a_link_is_packed_without_what_the_link_leads_to() {
+    fn packing_follows_no_link_that_replaces_a_directory() {
         let temp = tempfile::tempdir().unwrap();
         let (root, outside) = (temp.path().join("root"), temp.path().join("outside"));
         for directory in [root.join("sub"), outside.clone()] {

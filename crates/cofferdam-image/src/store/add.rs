@@ -30,7 +30,7 @@ const RESERVED: &str = "reserved";
 
 /// A process that adds images. Files that no image has yet are kept while it exists.
 #[derive(Debug)]
-pub(super) struct Session<'a> {
+pub(super) struct AddSession<'a> {
     store: &'a ImageStore,
     _writer: File,
 }
@@ -54,14 +54,14 @@ pub(super) struct BlobWriter<'a> {
 impl ImageStore {
     /// Registers this process as one that adds images, of about `wanted` bytes if that is known. A store without room for
     /// them first loses the files that no image has, which an earlier download may have left.
-    pub(super) fn session(&self, wanted: u64) -> Result<Session<'_>> {
+    pub(super) fn session(&self, wanted: u64) -> Result<AddSession<'_>> {
         let lock = self.files.lock()?;
         let used = self.used()?;
         if used > self.options.max_bytes / 8 * 7 || used.saturating_add(wanted) > self.options.max_bytes {
             drop(self.collect(&lock)?);
         }
         drop(lock);
-        Ok(Session { store: self, _writer: self.files.register()? })
+        Ok(AddSession { store: self, _writer: self.files.register()? })
     }
 
     /// Returns the size of everything in the store, except temporary files.
@@ -143,7 +143,7 @@ impl<R: Read> Read for Reserving<'_, R> {
 pub(super) const LAYER_RECORD: &str = "layer.json";
 pub(super) const LAYER_FILES: &str = "fs";
 
-impl<'a> Session<'a> {
+impl<'a> AddSession<'a> {
     /// Returns the size of a file in the store.
     pub(super) fn size(&self, digest: &Sha) -> Result<u64> {
         let path = self.store.files.blob(digest);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::add::{Session, now};
+use super::add::{AddSession, now};
 use super::error::{Result, StoreError, io};
 use super::record::{ImageConfig, ImageRecord, LayerInfo};
 use super::reference::Reference;
@@ -71,7 +71,7 @@ fn names_of(image: &Description) -> Result<Vec<Reference>> {
 }
 
 fn add(
-    session: &Session<'_>,
+    session: &AddSession<'_>,
     files: &Files,
     image: &Description,
     names: &[Reference],
@@ -99,7 +99,7 @@ fn add(
 }
 
 /// Unpacks all layers of an image whose files are in the store.
-pub(super) fn unpack(session: &Session<'_>, layers: &[LayerInfo], progress: &mut dyn FnMut(Progress)) -> Result<()> {
+pub(super) fn unpack(session: &AddSession<'_>, layers: &[LayerInfo], progress: &mut dyn FnMut(Progress)) -> Result<()> {
     for (at, layer) in layers.iter().enumerate() {
         progress(Progress::Unpacking { layer: at + 1, layers: layers.len() });
         session.layer(&layer.blob, &layer.contents, progress)?;
@@ -108,7 +108,7 @@ pub(super) fn unpack(session: &Session<'_>, layers: &[LayerInfo], progress: &mut
 }
 
 fn add_blob(
-    session: &Session<'_>,
+    session: &AddSession<'_>,
     files: &Files,
     layer: &Layer,
     progress: &mut dyn FnMut(Progress),

@@ -149,8 +149,8 @@ fn is_skipped(test: &str, ended: &Ended) -> bool {
 }
 
 #[test]
-fn a_mirror_that_fails_part_of_the_way_leaves_what_came() {
-    let test = "a_mirror_that_fails_part_of_the_way_leaves_what_came";
+fn partial_download_keeps_the_fetched_packages() {
+    let test = "partial_download_keeps_the_fetched_packages";
     let temp = tempfile::tempdir().expect("a directory");
     let cache = temp.path().join("cache");
     let empty = temp.path().join("empty");

@@ -30,11 +30,11 @@ fn plain(name: &str, kind: EntryType, link: &str) -> Vec<u8> {
 /// Returns the error for packages with these files.
 fn refusal(packages: &[Vec<u8>]) -> DebianError {
     let temp = tempfile::tempdir().expect("a directory");
-    let made = packages.iter().enumerate().map(|(number, data)| {
+    let created = packages.iter().enumerate().map(|(number, data)| {
         let name = format!("evil{number}");
         write(temp.path(), &name, &control(&name), data)
     });
-    let plan = Plan::from_files(&made.collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{error}"));
+    let plan = Plan::from_files(&created.collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{error}"));
     let mut tar = Vec::new();
     let error = plan.write_tar(&mut tar, &mut |_| ()).expect_err("it was accepted");
     assert!(!tar.ends_with(&[0; 1024]), "a refused package left a complete tar");
@@ -89,8 +89,8 @@ fn a_package_with_something_evil_is_refused_by_name() {
 }
 
 #[test]
-fn what_is_no_package_is_refused() {
-    if !can_read("what_is_no_package_is_refused") {
+fn file_that_is_no_package_is_refused() {
+    if !can_read("file_that_is_no_package_is_refused") {
         return;
     }
     let temp = tempfile::tempdir().expect("a directory");
@@ -164,8 +164,8 @@ fn a_package_of_dpkgs_own_making_comes_out_as_it_should() {
 }
 
 #[test]
-fn a_full_disk_is_told_as_such() {
-    if !can_read("a_full_disk_is_told_as_such") {
+fn full_disk_is_reported_as_no_space() {
+    if !can_read("full_disk_is_reported_as_no_space") {
         return;
     }
     let temp = tempfile::tempdir().expect("a directory");

@@ -125,7 +125,7 @@ fn attributes_devices_and_set_id_bits_are_left_out() {
 
 /// Promise (Images): A layer that grows without an end, or that has too many or too deep files, is refused.
 #[test]
-fn what_grows_without_an_end_is_stopped() {
+fn layer_beyond_the_size_limit_is_refused() {
     let place = Place::with(Options { max_bytes: 64 << 20, max_layer_bytes: 8 << 20 });
     let zeros = vec![0; 64 << 20];
     let bomb = layer(&[(FILE, "f", "", 0o644, &zeros)]);

@@ -335,7 +335,7 @@ fn leftovers_of_killed_processes_are_removed_and_those_of_living_ones_are_not() 
 
 /// Promise (Images): The store counts the files of an image of which it does not keep everything.
 #[test]
-fn what_is_not_kept_of_an_image_is_counted() {
+fn dropped_metadata_of_an_image_is_counted() {
     let mut tar = tar::Builder::new(Vec::new());
     let mut add = |kind: tar::EntryType, name: &str, mode: u32, (user, group): (u64, u64)| {
         let mut header = tar::Header::new_gnu();

@@ -29,7 +29,7 @@ fn inside(layers: &[PathBuf], script: &str) -> Result<String, String> {
 
 /// Promise (Images): Under overlayfs, the layers of an image show what its whiteouts leave.
 #[test]
-fn a_mount_shows_what_whiteouts_leave() {
+fn whiteouts_apply_in_an_overlay_mount() {
     let place = Place::new();
     let below = layer(&[
         (DIRECTORY, "./", "", 0o755, b""),
@@ -62,7 +62,7 @@ fn a_mount_shows_what_whiteouts_leave() {
             text,
             ". ./again ./again/new ./both ./both/above ./both/below ./emptied ./emptied/new ./kept new./made\n"
         ),
-        Err(error) if error.contains("unshare") => println!("SKIP a_mount_shows_what_whiteouts_leave: {error}"),
+        Err(error) if error.contains("unshare") => println!("SKIP whiteouts_apply_in_an_overlay_mount: {error}"),
         Err(error) => panic!("{error}"),
     }
     assert!(found.layers[1].join("both/above").exists());

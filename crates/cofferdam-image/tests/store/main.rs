@@ -102,10 +102,10 @@ fn an_image_of_the_store_becomes_a_disk() {
         let root = RootSource::Stored { store: temp.path().join("images"), image: image.to_owned() };
         images(temp.path(), "cache").find(&Source { root, ..source.clone() }, &mut |_| ())
     };
-    let made = stored("my/root:1").unwrap();
+    let created = stored("my/root:1").unwrap();
     let digest = store.inspect("my/root:1").unwrap().listed.manifest.to_string();
-    assert_eq!(stored(&digest).unwrap(), made);
-    let find = std::process::Command::new("debugfs").args(["-R", "cat /usr/bin/program"]).arg(&made.root).output();
+    assert_eq!(stored(&digest).unwrap(), created);
+    let find = std::process::Command::new("debugfs").args(["-R", "cat /usr/bin/program"]).arg(&created.root).output();
     if let Ok(found) = find {
         assert_eq!(found.stdout, vec![1; 20_000]);
     }
@@ -140,8 +140,8 @@ fn several_at_once_make_one() {
 }
 
 #[test]
-fn what_is_too_large_or_not_there_is_refused() {
-    if !has_mkfs("what_is_too_large_or_not_there_is_refused") {
+fn oversized_or_missing_sources_are_refused() {
+    if !has_mkfs("oversized_or_missing_sources_are_refused") {
         return;
     }
     let temp = tempfile::tempdir().unwrap();

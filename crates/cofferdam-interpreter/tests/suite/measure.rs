@@ -87,7 +87,7 @@ fn check(completed: &Completed) {
 
 /// A request of [`measure_one`] is served.
 #[test]
-fn what_is_measured_is_served() {
+fn measured_request_is_served() {
     let config = InterpreterConfig::python();
     let request: ExecRequest = code(&config, main_file(config.runtime), "print(1)").build().expect("valid");
     assert!(config.accepts(&request).is_ok());

@@ -95,7 +95,7 @@ pub fn set_clock((seconds, nanoseconds): (u64, u32)) -> Res<()> {
 
 /// Adds bytes to the kernel's random number generator, credits their entropy and reseeds all derived generators.
 /// `device` is one of the kernel's random devices.
-pub fn renew_randomness(device: &Fd, bytes: &[u8; 64]) -> Res<()> {
+pub fn reseed_randomness(device: &Fd, bytes: &[u8; 64]) -> Res<()> {
     #[repr(C)]
     struct Pool {
         bits: i32,

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn group_is_found_by_its_name_at_any_place() {
+    fn group_is_found_by_name_at_any_depth() {
         let mount = tempfile::tempdir().unwrap();
         assert_eq!(search(mount.path(), ID), None);
         for path in ["a/b/c/d".to_owned(), format!("user.slice/1.slice/2.service/x/libpod-{ID}.scope/deeper")] {

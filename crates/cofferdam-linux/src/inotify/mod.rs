@@ -5,7 +5,7 @@
 //! uses the same [`Tree`].
 //!
 //! ```text
-//! kernel --bytes--> Queue --Raw--> Tree --Event--> caller
+//! kernel --bytes--> Queue --RawEvent--> Tree --Event--> caller
 //!                                   | ^
 //!                              Step v | result: a watch and a list, or a failure
 //!                              Inotify, or a guest agent
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 use crate::beneath;
 
-pub use queue::{Queue, Raw};
+pub use queue::{Queue, RawEvent};
 pub use tree::{Entry, Event, Failure, List, Marked, Step, Tree};
 
 /// The kinds of events of every watch: changes, but no opens and reads.

@@ -20,7 +20,7 @@ const MAX_NAME: usize = 256 + 16;
 
 /// An event of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Raw {
+pub struct RawEvent {
     /// The watch.
     pub wd: i32,
     /// The kinds of change.
@@ -47,7 +47,7 @@ impl Queue {
     }
 
     /// Takes the next complete event. Fails for bytes that no kernel sends.
-    pub fn take(&mut self) -> Result<Option<Raw>, Invalid> {
+    pub fn take(&mut self) -> Result<Option<RawEvent>, Invalid> {
         let rest = &self.bytes[self.begin..];
         let Some((head, rest)) = rest.split_first_chunk::<HEAD>() else { return Ok(None) };
         let word = |at: usize| {
@@ -63,7 +63,7 @@ impl Queue {
         if name.contains(&b'/') || name == b"." || name == b".." || name.len() > 255 {
             return Err(Invalid);
         }
-        let raw = Raw { wd: word(0) as i32, mask: word(4), cookie: word(8), name: name.to_vec() };
+        let raw = RawEvent { wd: word(0) as i32, mask: word(4), cookie: word(8), name: name.to_vec() };
         self.begin += HEAD + length;
         Ok(Some(raw))
     }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn encoded(raw: &Raw) -> Vec<u8> {
+    fn encoded(raw: &RawEvent) -> Vec<u8> {
         let padded = if raw.name.is_empty() { 0 } else { (raw.name.len() + 1).next_multiple_of(16) };
         let words = [raw.wd as u32, raw.mask, raw.cookie, padded as u32];
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -93,7 +93,7 @@ mod tests {
             all in prop::collection::vec((any::<i32>(), any::<u32>(), any::<u32>(), "[a-z]{0,255}"), 1..20),
             cuts in prop::collection::vec(1usize..50, 1..50),
         ) {
-            let all: Vec<Raw> = all.into_iter().map(|(wd, mask, cookie, name)| Raw { wd, mask, cookie, name: name.into() }).collect();
+            let all: Vec<RawEvent> = all.into_iter().map(|(wd, mask, cookie, name)| RawEvent { wd, mask, cookie, name: name.into() }).collect();
             let bytes: Vec<u8> = all.iter().flat_map(encoded).collect();
             let (mut queue, mut read, mut rest) = (Queue::default(), Vec::new(), &bytes[..]);
             let mut cuts = cuts.iter().cycle();
@@ -124,7 +124,7 @@ mod tests {
     fn names_that_lead_elsewhere_are_refused() {
         for name in [&b".."[..], b".", b"a/b", b"/etc"] {
             let mut queue = Queue::default();
-            queue.push(&encoded(&Raw { wd: 1, mask: CREATE, cookie: 0, name: name.to_vec() }));
+            queue.push(&encoded(&RawEvent { wd: 1, mask: CREATE, cookie: 0, name: name.to_vec() }));
             assert_eq!(queue.take(), Err(Invalid), "{name:?}");
         }
         let mut queue = Queue::default();

@@ -160,7 +160,7 @@ proptest! {
         let mut tree = Tree::new(b"w", true, 5);
         for (wd, mask, cookie, name, directory, marked) in all {
             let mask = MASKS[mask % 6] | if mask < 6 { queue::DIRECTORY } else { 0 };
-            tree.handle(Raw { wd, mask, cookie, name: name.into_bytes() });
+            tree.handle(RawEvent { wd, mask, cookie, name: name.into_bytes() });
             for _ in 0..3 {
                 if let Some(Step::Mark { node, path, .. }) = tree.next_step() {
                     prop_assert!(path.len() <= 4096);

@@ -12,8 +12,8 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::queue::{
-    ATTRIB, CREATE, DELETE, DELETE_SELF, DIRECTORY, IGNORED, MODIFY, MOVE_SELF, MOVED_FROM, MOVED_TO, OVERFLOW, Raw,
-    UNMOUNT,
+    ATTRIB, CREATE, DELETE, DELETE_SELF, DIRECTORY, IGNORED, MODIFY, MOVE_SELF, MOVED_FROM, MOVED_TO, OVERFLOW,
+    RawEvent, UNMOUNT,
 };
 
 /// The maximum length of a path in bytes.
@@ -340,8 +340,8 @@ impl Tree {
     }
 
     /// Processes an event.
-    pub fn handle(&mut self, raw: Raw) {
-        let Raw { wd, mask, cookie, name } = raw;
+    pub fn handle(&mut self, raw: RawEvent) {
+        let RawEvent { wd, mask, cookie, name } = raw;
         if mask & OVERFLOW != 0 {
             self.stale = true;
             return;

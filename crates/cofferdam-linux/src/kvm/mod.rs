@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_cannot_be_used() {
+    fn other_files_are_refused_as_kvm_device() {
         assert_eq!(Device::open(Path::new("/nowhere/kvm")).unwrap_err().kind(), io::ErrorKind::NotFound);
         let other = Device::open(Path::new("/dev/null")).unwrap();
         assert!(other.api_version() < 0);

@@ -342,7 +342,7 @@ const FLOW_LABELS: Case = case(EPERM, &[one_of(1, &[SOL_IPV6]), one_of(2, &[IPV6
 const CORK: Case = case(PRETEND, &[one_of(1, &[SOL_UDP]), one_of(2, &[UDP_CORK])]);
 
 const SO_LINGER: u32 = 13;
-/// The last close of a socket would wait for its peer. That close may be the init's, when it looks at a descriptor or
+/// The last close of a socket would wait for its peer. That close may be the init's, when it inspects a descriptor or
 /// listens on it.
 const LINGER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_LINGER])]);
 

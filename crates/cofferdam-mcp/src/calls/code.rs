@@ -12,7 +12,7 @@ use super::{Caller, structured, text};
 use crate::arguments::RunCode;
 use crate::interpreters::{Entered, Name};
 use crate::policy;
-use crate::results::{CodeOutput, End, FileChange, Place, Rich, Session};
+use crate::results::{CodeOutput, End, FileChange, InterpreterState, Rich, UsedSandbox};
 
 /// The only image type of results.
 const PNG: &str = "image/png";
@@ -91,7 +91,7 @@ fn answer(
     ends: [Ends; 2],
     max_output: usize,
     session: Option<&Name>,
-    place: Place,
+    place: UsedSandbox,
 ) -> Result<CallToolResult> {
     let (stdout, stderr, end) = text::ends(ends, max_output, End::from(&result));
     let mut text = text::of(&stdout, &stderr, &end);
@@ -105,9 +105,9 @@ fn answer(
     text += &named(&result);
     let session = session.zip(result.session.as_ref()).map(|(name, state)| {
         let (name, calls, lost) = (name.as_str().to_owned(), state.calls, state.lost.clone());
-        Session { name, calls, lost }
+        InterpreterState { name, calls, lost }
     });
-    if let Some(Session { name, lost: Some(why), .. }) = &session {
+    if let Some(InterpreterState { name, lost: Some(why), .. }) = &session {
         text += &format!("\n[the session '{name}' is lost: {why}]");
     }
     let runtime = match &result.meta.runtime.version {

@@ -20,7 +20,7 @@ use crate::catalog::Name;
 use crate::failure;
 use crate::http::Client;
 use crate::live::Reporter;
-use crate::results::Place;
+use crate::results::UsedSandbox;
 use crate::server::{Inner, Source};
 use crate::store::{Account, InUse, Owner};
 
@@ -39,7 +39,7 @@ pub struct Caller<'a> {
 /// A sandbox for one call.
 struct Found<'a> {
     sandbox: InUse,
-    place: Place,
+    place: UsedSandbox,
     /// The guard of a sandbox that exists only for this call.
     _temporary: Option<Temporary<'a>>,
 }
@@ -111,24 +111,28 @@ impl<'a> Caller<'a> {
     async fn find(self, named: Option<&str>) -> Result<Found<'a>> {
         if let Some(id) = named {
             let sandbox = self.server.store.enter(self.owner, id)?;
-            let place = Place { sandbox: Some(id.to_owned()), created: false };
+            let place = UsedSandbox { sandbox: Some(id.to_owned()), created: false };
             return Ok(Found { sandbox, place, _temporary: None });
         }
         let spec = || Source::Spec(Box::new(self.server.config.spec.clone()));
         if self.owner == Owner::Anyone {
             let sandbox = self.server.create(self.account(), spec()).await?;
             let temporary = Temporary { server: self.server, id: sandbox.id().to_owned() };
-            return Ok(Found { sandbox, place: Place { sandbox: None, created: true }, _temporary: Some(temporary) });
+            return Ok(Found {
+                sandbox,
+                place: UsedSandbox { sandbox: None, created: true },
+                _temporary: Some(temporary),
+            });
         }
         // Concurrent calls wait for the sandbox that this call creates.
         let mut own = self.own.lock().await;
         if let Some(sandbox) = own.as_deref().and_then(|id| self.server.store.enter(self.owner, id).ok()) {
-            let place = Place { sandbox: Some(sandbox.id().to_owned()), created: false };
+            let place = UsedSandbox { sandbox: Some(sandbox.id().to_owned()), created: false };
             return Ok(Found { sandbox, place, _temporary: None });
         }
         let sandbox = self.server.create(self.account(), spec()).await?;
         *own = Some(sandbox.id().to_owned());
-        let place = Place { sandbox: Some(sandbox.id().to_owned()), created: true };
+        let place = UsedSandbox { sandbox: Some(sandbox.id().to_owned()), created: true };
         Ok(Found { sandbox, place, _temporary: None })
     }
 

@@ -6,7 +6,7 @@ use rmcp::model::CallToolResult;
 use super::{Caller, structured};
 use crate::arguments::{CloseSandbox, CreateSandbox, OfSandbox, RestoreSandbox};
 use crate::policy;
-use crate::results::{Closed, Made, Snapped};
+use crate::results::{Closed, CreatedSandbox, Snapped};
 use crate::server::{Source, State};
 use crate::store::{Frozen, InUse, random};
 
@@ -76,6 +76,6 @@ impl Caller<'_> {
 
     fn created(self, sandbox: &InUse) -> Result<CallToolResult> {
         let (backend, idle) = (&self.server.backend, self.server.config.bounds.idle);
-        structured(&Made::new(sandbox.id(), backend.name(), backend.level(), &***sandbox, idle), Vec::new())
+        structured(&CreatedSandbox::new(sandbox.id(), backend.name(), backend.level(), &***sandbox, idle), Vec::new())
     }
 }

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_cannot_have_every_connection() {
+    fn client_cannot_take_every_connection() {
         let connections = Connections::new(4);
         let own: Vec<_> = (0..4).map(|_| connections.enter(client(1))).collect();
         for one in &own[..3] {

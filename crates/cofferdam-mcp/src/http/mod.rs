@@ -271,7 +271,7 @@ mod tests {
 
     /// Promise (MCP server): A public address needs a token and a host name.
     #[test]
-    fn what_others_can_reach_needs_a_token_and_a_name() {
+    fn public_address_needs_a_token_and_a_host_name() {
         let token = Some("0123456789abcdef");
         for (address, token, hosts, good) in [
             ("127.0.0.1:0", None, &[][..], true),

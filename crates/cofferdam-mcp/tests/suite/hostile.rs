@@ -124,7 +124,7 @@ async fn invalid_arguments_are_results_with_the_reason() {
 
 /// Promise (MCP server): No argument widens the settings of the server.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_argument_widens_what_the_server_was_started_with() {
+async fn no_argument_widens_the_servers_settings() {
     let mut client = Client::processes().await;
     for limits in [
         json!({"timeout_seconds": 60.5}),
@@ -146,12 +146,12 @@ async fn no_argument_widens_what_the_server_was_started_with() {
         }
     }
     // A sandbox's own limit is the maximum for its calls.
-    let made = client.works("create_sandbox", json!({"limits": {"timeout_seconds": 2}, "read_only": true})).await;
-    let longer = json!({"command": "true", "sandbox": made["sandbox"], "timeout_seconds": 3});
+    let created = client.works("create_sandbox", json!({"limits": {"timeout_seconds": 2}, "read_only": true})).await;
+    let longer = json!({"command": "true", "sandbox": created["sandbox"], "timeout_seconds": 3});
     assert_eq!(client.fails("run_command", longer).await.1, "denied");
-    let late = client.works("run_command", json!({"command": "sleep 30", "sandbox": made["sandbox"]})).await;
+    let late = client.works("run_command", json!({"command": "sleep 30", "sandbox": created["sandbox"]})).await;
     assert_eq!(late["timed_out"], true, "{late}");
-    let written = client.works("run_command", json!({"command": "echo x > f", "sandbox": made["sandbox"]})).await;
+    let written = client.works("run_command", json!({"command": "echo x > f", "sandbox": created["sandbox"]})).await;
     assert_ne!(written["exit_code"], 0, "{written}");
     assert_eq!(client.fails("run_code", json!({"language": "perl", "code": "1"})).await.1, "denied");
     client.gone().await;

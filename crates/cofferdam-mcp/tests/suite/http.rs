@@ -201,30 +201,30 @@ async fn without_sessions_the_id_is_the_right() {
     assert_eq!(again["structuredContent"]["stdout"], "", "{again}");
     let lost = served.stateless("write_file", json!({"path": "a", "content": "x"})).await;
     assert_eq!(lost["_meta"]["cofferdam/error"]["kind"], "invalid-input", "{lost}");
-    let made = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
-    served.stateless("write_file", json!({"path": "a", "content": "x", "sandbox": made})).await;
-    let read = served.stateless("read_file", json!({"path": "a", "sandbox": made})).await;
+    let created = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
+    served.stateless("write_file", json!({"path": "a", "content": "x", "sandbox": created})).await;
+    let read = served.stateless("read_file", json!({"path": "a", "sandbox": created})).await;
     assert_eq!(read["structuredContent"]["text"], "x", "{read}");
     let live = |code: &str, sandbox: &Value| json!({"language": "python", "code": code, "session": "main", "sandbox": sandbox});
     let nowhere = json!({"language": "python", "code": "1", "session": "main"});
     let lost = served.stateless("run_code", nowhere).await;
     assert_eq!(lost["_meta"]["cofferdam/error"]["kind"], "invalid-input", "{lost}");
-    served.stateless("run_code", live("x = 41", &made)).await;
-    let kept = served.stateless("run_code", live("print(x + 1)", &made)).await;
+    served.stateless("run_code", live("x = 41", &created)).await;
+    let kept = served.stateless("run_code", live("print(x + 1)", &created)).await;
     assert_eq!(kept["structuredContent"]["stdout"], "42\n", "{kept}");
     let stranger = served.session().await;
-    let theirs = served.tool(&stranger, "run_code", live("x", &made)).await;
+    let theirs = served.tool(&stranger, "run_code", live("x", &created)).await;
     assert_eq!(theirs["_meta"]["cofferdam/error"]["kind"], "not-found", "{theirs}");
     // The end of the connection ends the call and its interpreter.
     let mut stream = TcpStream::connect(served.address).await.unwrap();
-    let body = call("run_code", live("import subprocess\nsubprocess.run(['sleep', '3948.5'])", &made));
+    let body = call("run_code", live("import subprocess\nsubprocess.run(['sleep', '3948.5'])", &created));
     stream.write_all(served.text("POST", &current("run_code"), &body).as_bytes()).await.unwrap();
     until_running("3948.5", 1, Duration::from_secs(30)).await;
     drop(stream);
     until_running("3948.5", 0, Duration::from_secs(5)).await;
-    let gone = served.stateless("run_code", live("x", &made)).await;
+    let gone = served.stateless("run_code", live("x", &created)).await;
     assert_eq!(gone["_meta"]["cofferdam/error"]["kind"], "closed", "{gone}");
-    let closed = served.stateless("close_sandbox", json!({"sandbox": made, "session": "main"})).await;
+    let closed = served.stateless("close_sandbox", json!({"sandbox": created, "session": "main"})).await;
     assert_eq!(closed["isError"], false, "{closed}");
     // No client gets the ids of others.
     let headers = [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", "resources/list")];
@@ -232,7 +232,7 @@ async fn without_sessions_the_id_is_the_right() {
     let listed = served.send("POST", &headers, &body.to_string()).await;
     assert_eq!(message(&listed)["result"]["resources"], json!([]), "{listed}");
     let session = served.session().await;
-    let theirs = served.tool(&session, "read_file", json!({"path": "a", "sandbox": made})).await;
+    let theirs = served.tool(&session, "read_file", json!({"path": "a", "sandbox": created})).await;
     assert_eq!(theirs["_meta"]["cofferdam/error"]["kind"], "not-found", "{theirs}");
     served.end().await;
 }
@@ -287,7 +287,7 @@ async fn a_full_server_answers_with_the_time_of_a_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_address_does_not_have_every_sandbox() {
+async fn address_cannot_take_every_sandbox() {
     let bounds = Bounds { sandboxes: 4, sandboxes_of_client: 4, ..Bounds::default() };
     let served = Served::new(bounds, None).await;
     for _ in 0..3 {
@@ -299,12 +299,12 @@ async fn one_address_does_not_have_every_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_address_does_not_have_every_live_interpreter() {
+async fn address_cannot_take_every_live_interpreter() {
     let mut config = config(Bounds::default());
     config.code.sessions.max_open = 4;
     let served = Served::with(config, None).await;
-    let made = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
-    let live = |session: &str| json!({"language": "python", "code": "1", "session": session, "sandbox": made});
+    let created = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
+    let live = |session: &str| json!({"language": "python", "code": "1", "session": session, "sandbox": created});
     for session in ["a", "b", "c"] {
         let started = served.stateless("run_code", live(session)).await;
         assert_eq!(started["isError"], false, "{started}");
@@ -315,7 +315,7 @@ async fn one_address_does_not_have_every_live_interpreter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_address_does_not_have_every_session() {
+async fn address_cannot_take_every_session() {
     let served = Served::new(Bounds { clients: 4, ..Bounds::default() }, None).await;
     for _ in 0..3 {
         served.session().await;

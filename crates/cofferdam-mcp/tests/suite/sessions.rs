@@ -46,7 +46,7 @@ fn lines(log: &std::path::Path, kind: &str) -> Vec<Value> {
 
 /// Promise (MCP server): Variables of a code session persist between calls.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_call_defines_is_there_for_the_next() {
+async fn variables_persist_between_calls() {
     let mut client = Client::processes().await;
     let first = client.works("run_code", python("main", "x = 20\nprint('one')\nopen('f', 'w').write('x')")).await;
     assert_eq!(first["stdout"], "one\n", "{first}");
@@ -196,7 +196,7 @@ async fn each_call_of_a_session_is_screened_and_logged() {
 
 /// Promise (MCP server): A restore or fork has a line in the audit log, and fails if the log cannot be written.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_be_written() {
+async fn restore_and_fork_are_logged_or_fail() {
     let home = tempfile::tempdir().unwrap();
     let log = home.path().join("log");
     let backend = std::sync::Arc::new(SimulatedBackend::new(SimulatedConfig::default()));
@@ -231,7 +231,7 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
 
 /// Promise (MCP server): A restored sandbox gets no more than its source had.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_restored_gets_no_more_than_what_was_frozen() {
+async fn restored_sandbox_gets_no_more_than_its_source() {
     let backend = std::sync::Arc::new(SimulatedBackend::new(SimulatedConfig::default()));
     let mut client = Client::new(backend, config(Bounds::default())).await;
     let less = json!({"limits": {"timeout_seconds": 5, "pids": 3}, "read_only": true});

@@ -156,12 +156,12 @@ async fn files_are_written_read_edited_and_listed() {
 
 /// Promise (Files): No MCP tool changes a host directory that is mounted read-only.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
-    let lent = tempfile::tempdir().unwrap();
-    let file = lent.path().join("a.txt");
+async fn no_tool_writes_to_a_read_only_mount() {
+    let mounted = tempfile::tempdir().unwrap();
+    let file = mounted.path().join("a.txt");
     std::fs::write(&file, "as it was").unwrap();
     for (access, asks) in [(Access::ReadOnly, false), (Access::ReadWrite, true)] {
-        let workspace = Workspace::HostDir { path: lent.path().canonicalize().unwrap(), access };
+        let workspace = Workspace::HostDir { path: mounted.path().canonicalize().unwrap(), access };
         let spec = spec().to_builder().workspace(workspace).limits(Limits { disk: None, ..spec().limits().clone() });
         let config = McpConfig { spec: spec.build().unwrap(), ..config(Bounds::default()) };
         let mut client = Client::new(process(), config).await;
@@ -181,13 +181,13 @@ async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
         assert_ne!(run["exit_code"], 0, "{run}");
         client.gone().await;
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "as it was");
-        assert_eq!(std::fs::read_dir(lent.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(mounted.path()).unwrap().count(), 1);
     }
 }
 
 /// Promise (MCP server): A file that is not text is a blob in the answer.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_text_is_a_blob() {
+async fn binary_file_is_returned_as_a_blob() {
     let mut client = Client::processes().await;
     let bytes = STANDARD.encode(b"\xff\xfe\0x");
     let made = client.works("write_file", json!({"path": "a b/é.bin", "content": bytes, "encoding": "base64"})).await;

@@ -22,7 +22,7 @@ const PROTOCOL_VERSION: u32 = 1;
 pub const TAIL: usize = 64 << 10;
 /// The number of bytes of the tail in an error.
 const QUOTED: usize = 2048;
-/// The time between two looks at the number of running calls.
+/// The interval at which the number of running calls is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The end of a plugin's process.

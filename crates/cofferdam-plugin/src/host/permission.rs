@@ -76,7 +76,7 @@ pub fn check(manifest: &Manifest, method: &str, params: &Value) -> Result<(), Ca
             let remedy = format!("add \"{}\" to sandbox.fsAccess.write", shown(&target));
             (manifest.sandbox.fs_access.write.iter().any(|prefix| is_below(&target, prefix)), remedy)
         }
-        // The gateway's rules judge the host, before anything is resolved.
+        // The gateway's rules check the host, before anything is resolved.
         _ => (true, String::new()),
     };
     if listed { Ok(()) } else { Err(denied(*permission, &target, &remedy)) }
@@ -188,7 +188,7 @@ mod tests {
 
     /// Promise (Plugins): A permission grants only the paths, secrets and events that the manifest lists.
     #[test]
-    fn a_permission_grants_only_what_is_listed() {
+    fn permission_grants_listed_values_only() {
         let all = ["fs.read", "fs.write", "secrets.read", "events.publish", "events.subscribe"];
         let manifest = manifest(&all);
         let allowed = |method: &str, key: &str, value: &str| check(&manifest, method, &json!({key: value})).is_ok();

@@ -28,7 +28,7 @@ const MAX_COMMANDS: usize = 64;
 
 /// The time between two ticks of a plugin that has neither an idle time nor heartbeats.
 const TICK: Duration = Duration::from_secs(60);
-/// The time between two looks at the files of a plugin.
+/// The interval at which the files of a plugin are polled.
 const WATCH_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The times of a plugin.

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_shows_only_what_it_adds() {
+    fn upgrade_shows_added_permissions_only() {
         let old = manifest(|text| text);
         assert_eq!(added(&old, &old), []);
         let new = manifest(|text| {

@@ -135,7 +135,7 @@ fn a_directory_is_packed_to_the_same_bytes_without_caches_and_times() {
 
 /// Promise (Plugins): A private key, a device or a link that leads out of the directory is not packed.
 #[test]
-fn what_no_package_can_have_is_not_packed() {
+fn keys_devices_and_escaping_links_are_not_packed() {
     let place = Place::new();
     let path = place.plugin().join("x");
     for target in ["/etc/passwd", "../secret", "lib/../../secret"] {

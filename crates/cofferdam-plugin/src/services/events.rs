@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_drain_delivers_what_waits_and_reports_the_rest() {
+    async fn drain_delivers_queued_events_and_reports_the_rest() {
         let fixture = Fixture::new();
         let plugins = Arc::new(Plugins::default());
         *plugins.hangs.lock() = true;

@@ -36,7 +36,7 @@ pub(super) const DUE: TableDefinition<(i64, &str, &str, &str), ()> = TableDefini
 const MAX_NAME: usize = 128;
 /// The minimum period.
 const MIN_PERIOD: Duration = Duration::from_secs(1);
-/// The maximum pause between two looks at the clock, which may be set.
+/// The maximum interval between two reads of the clock, which may be set.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
@@ -72,13 +72,13 @@ struct Timer {
     next: DateTime<Utc>,
 }
 
-/// The place of a timer: plugin, tenant and identifier.
-type Place = (String, String, String);
+/// The key of a timer: plugin, tenant and identifier.
+type TimerKey = (String, String, String);
 
 /// The timers whose time has come, and the time of the first whose time has not.
-type Due = (Vec<(Place, Timer)>, Option<DateTime<Utc>>);
+type Due = (Vec<(TimerKey, Timer)>, Option<DateTime<Utc>>);
 
-fn key((plugin, tenant, id): &Place) -> (&str, &str, &str) {
+fn key((plugin, tenant, id): &TimerKey) -> (&str, &str, &str) {
     (plugin, tenant, id)
 }
 
@@ -154,7 +154,7 @@ impl Inner {
     fn replace_timer(
         &self,
         transaction: &WriteTransaction,
-        place: &Place,
+        place: &TimerKey,
         timer: Option<&Timer>,
     ) -> Result<bool, CallError> {
         let (plugin, tenant, id) = key(place);
@@ -180,7 +180,7 @@ impl Inner {
     }
 
     /// Plans a timer for its next time, or removes it without one. Returns false if it was cancelled or replaced.
-    fn plan_next(&self, place: &Place, of: &Timer, next: Option<DateTime<Utc>>) -> Result<bool, CallError> {
+    fn plan_next(&self, place: &TimerKey, of: &Timer, next: Option<DateTime<Utc>>) -> Result<bool, CallError> {
         self.store.write(|transaction| {
             let found = transaction.open_table(TIMERS)?.get(key(place))?.map(|found| found.value().to_vec());
             let is_same =
@@ -194,7 +194,7 @@ impl Inner {
     }
 
     /// Returns the timers whose time has come and which `wanted` selects, and the time of the first that has not come.
-    fn due_timers(&self, mut wanted: impl FnMut(&Place) -> bool) -> Result<Due, CallError> {
+    fn due_timers(&self, mut wanted: impl FnMut(&TimerKey) -> bool) -> Result<Due, CallError> {
         let now = self.now();
         self.store.read(|transaction| {
             let (due, timers) = (transaction.open_table(DUE)?, transaction.open_table(TIMERS)?);
@@ -220,7 +220,7 @@ impl Inner {
 fn timers_of(
     timers: &impl ReadableTable<(&'static str, &'static str, &'static str), &'static [u8]>,
     caller: &Caller,
-) -> Result<Vec<(Place, Timer)>, CallError> {
+) -> Result<Vec<(TimerKey, Timer)>, CallError> {
     let tenant = caller.tenant_key();
     let mut found = Vec::new();
     for item in timers.range((caller.plugin.as_str(), tenant.as_str(), "")..)? {
@@ -238,7 +238,7 @@ fn timer_of_name(
     transaction: &WriteTransaction,
     caller: &Caller,
     name: &str,
-) -> Result<Option<(Place, Timer)>, CallError> {
+) -> Result<Option<(TimerKey, Timer)>, CallError> {
     let timers = timers_of(&transaction.open_table(TIMERS)?, caller)?;
     Ok(timers.into_iter().find(|(_, timer)| timer.name == name))
 }
@@ -253,7 +253,7 @@ pub(super) struct Scheduler {
 /// The timers that are being delivered.
 #[derive(Default)]
 struct Running {
-    firings: HashMap<Place, Firing>,
+    firings: HashMap<TimerKey, Firing>,
     is_stopped: bool,
 }
 
@@ -294,7 +294,7 @@ impl Scheduler {
     /// Selects timers to deliver: none that runs already, and a maximum number for each plugin.
     fn select_due(&self) -> Result<Due, CallError> {
         let mut by_plugin: HashMap<String, usize> = HashMap::new();
-        let running: HashSet<Place> = {
+        let running: HashSet<TimerKey> = {
             let mut running = self.running.lock();
             running.firings.retain(|_, firing| !firing.task.is_finished());
             running.firings.iter().filter(|(_, firing)| !firing.is_done).map(|(place, _)| place.clone()).collect()
@@ -310,7 +310,7 @@ impl Scheduler {
         })
     }
 
-    fn start(self: &Arc<Self>, place: Place, timer: Timer, deliver: &Arc<dyn Deliver>) {
+    fn start(self: &Arc<Self>, place: TimerKey, timer: Timer, deliver: &Arc<dyn Deliver>) {
         let mut running = self.running.lock();
         if running.is_stopped {
             return;
@@ -327,7 +327,7 @@ impl Scheduler {
     }
 
     /// Delivers the runs of a timer that are due, and plans it again.
-    async fn fire(self: &Arc<Self>, place: &Place, timer: Timer, deliver: &Arc<dyn Deliver>) {
+    async fn fire(self: &Arc<Self>, place: &TimerKey, timer: Timer, deliver: &Arc<dyn Deliver>) {
         if self.try_fire(place, timer, deliver).await.is_err() {
             // The timer is still due: without a pause it would be delivered again and again.
             tokio::time::sleep(MAX_PAUSE).await;
@@ -336,7 +336,7 @@ impl Scheduler {
 
     async fn try_fire(
         self: &Arc<Self>,
-        place: &Place,
+        place: &TimerKey,
         mut timer: Timer,
         deliver: &Arc<dyn Deliver>,
     ) -> Result<(), CallError> {
@@ -360,7 +360,7 @@ impl Scheduler {
 
     async fn plan(
         self: &Arc<Self>,
-        place: &Place,
+        place: &TimerKey,
         timer: &Timer,
         next: Option<DateTime<Utc>>,
     ) -> Result<bool, CallError> {
@@ -390,7 +390,7 @@ impl Scheduler {
     }
 }
 
-fn delivery(place: &Place, timer: &Timer, run: &Run) -> Delivery {
+fn delivery(place: &TimerKey, timer: &Timer, run: &Run) -> Delivery {
     let params = json!({
         "id": place.2, "name": timer.name, "payload": timer.payload, "scheduled": rfc3339(&run.scheduled),
         "missed": run.missed,

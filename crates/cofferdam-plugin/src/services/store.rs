@@ -121,7 +121,7 @@ impl Store {
 fn failed(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::new(Kind::Io, "open", format!("cannot open the state of the services: {error}"))
         .with_context("path", path.display().to_string())
-        .with_remedy("check the directory's permissions and space; move a damaged file away to start anew")
+        .with_remedy("check the directory's permissions and space; move a damaged file away to start with an empty one")
 }
 
 /// Returns the next number of a counter.
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_a_lowered_quota_can_shrink_but_not_grow() {
+    fn data_beyond_a_lowered_quota_can_only_shrink() {
         let after = |before, after| Quota { count: 1, bytes: 10 }.after((5, 50), Change { before, after });
         assert_eq!(after(Some(10), Some(9)), Some((5, 49)));
         assert_eq!(after(Some(10), None), Some((4, 40)));

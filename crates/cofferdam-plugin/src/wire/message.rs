@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_told_apart() {
+    fn message_kinds_are_distinguished() {
         let request = single(r#"{"jsonrpc":"2.0","id":"a","method":"m","params":[1],"correlationId":"c"}"#).unwrap();
         let Message::Request { id, correlation, .. } = request else { panic!("{request:?}") };
         assert_eq!((id, correlation.as_deref()), (Id::Text("a".into()), Some("c")));

@@ -152,7 +152,7 @@ fn decoded(event: wire::Event) -> protocol::Event {
 proptest! {
     /// Promise (Process isolation): The init decodes exactly the messages of its owner.
     #[test]
-    fn the_init_reads_what_the_owner_writes(start in starts(), exec: u64, kill: bool) {
+    fn init_decodes_messages_of_its_owner(start in starts(), exec: u64, kill: bool) {
         for request in [protocol::Request::Start(start), protocol::Request::Signal { exec, kill }] {
             let body = body(&request);
             prop_assert_eq!(as_owner(wire::request(&body).unwrap()), request);
@@ -165,7 +165,7 @@ proptest! {
 
     /// Promise (Process isolation): The init refuses the messages that its owner would refuse.
     #[test]
-    fn the_init_refuses_what_the_owner_would_refuse(body in prop::collection::vec(any::<u8>(), 0..40)) {
+    fn init_refuses_messages_that_its_owner_refuses(body in prop::collection::vec(any::<u8>(), 0..40)) {
         match (wire::request(&body), protocol::decode::<protocol::Request>(&body)) {
             (Some(request), Ok(expected)) => prop_assert_eq!(as_owner(request), expected),
             (None, Err(_)) => {}
@@ -180,7 +180,7 @@ proptest! {
 
     /// Promise (Process isolation): The owner decodes exactly the messages of the init.
     #[test]
-    fn the_owner_reads_what_the_init_writes(
+    fn owner_decodes_messages_of_the_init(
         exec: u64, status: i32, peak_bytes: u64, cpu_micros: u64, memory: bool, (reason, failure) in failures(),
     ) {
         let errno = failure.errno;

@@ -178,19 +178,19 @@ struct Live {
     /// The init's end of its socket. Once it is closed, the owner knows that nothing remains.
     gone: Option<OwnedFd>,
     /// Taken once the init has ended.
-    kept: Option<Kept>,
+    prepared_parts: Option<PreparedParts>,
 }
 
 /// The parts of a sandbox's namespaces that the launcher keeps.
 #[derive(Debug)]
-enum Kept {
+enum PreparedParts {
     /// All of it, so that its removal delays neither the end of the init nor the report of it.
     All(PreparedNamespaces),
     /// The network, in which sockets for the owner are created.
     Network(OwnedFd),
 }
 
-impl Kept {
+impl PreparedParts {
     fn network(&self) -> BorrowedFd<'_> {
         match self {
             Self::All(prepared) => prepared.network.as_fd(),
@@ -289,12 +289,19 @@ impl Launcher {
                 // The child has set this limit.
                 prepared.disk = create.disk;
                 // Mounts of the host must end with the init: their owner may want to unmount them.
-                let kept = match host_mounts.is_empty() && !self.single {
-                    true => Kept::All(prepared),
-                    false => Kept::Network(self.release_early(prepared)),
+                let prepared_parts = match host_mounts.is_empty() && !self.single {
+                    true => PreparedParts::All(prepared),
+                    false => PreparedParts::Network(self.release_early(prepared)),
                 };
                 let serial = create.serial;
-                self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), kept: Some(kept) });
+                self.live.push(Live {
+                    serial,
+                    pid,
+                    group,
+                    reaped: false,
+                    gone: Some(control),
+                    prepared_parts: Some(prepared_parts),
+                });
                 Ok(())
             }
             Err(failure) => {
@@ -327,8 +334,8 @@ impl Launcher {
     fn send_sockets(&self, request: &SandboxSockets, fds: Vec<OwnedFd>) {
         let Ok([answer]) = <[OwnedFd; 1]>::try_from(fds) else { return };
         let found = self.live.iter().find(|live| live.serial == request.serial && !live.reaped);
-        let kept = found.and_then(|live| live.kept.as_ref());
-        let network = kept.map(Kept::network).ok_or(io::Error::from_raw_os_error(libc::ENOENT));
+        let prepared_parts = found.and_then(|live| live.prepared_parts.as_ref());
+        let network = prepared_parts.map(PreparedParts::network).ok_or(io::Error::from_raw_os_error(libc::ENOENT));
         let forked = network.and_then(|network| Ok((spawn::fork(0, None, None)?, network)));
         let response = match forked.step("create a process in the sandbox's network") {
             Ok((Fork::Parent(_), _)) => return,
@@ -355,7 +362,7 @@ impl Launcher {
         let missing = |what: &str| Failure { step: format!("find {what} of the sandbox"), errno: libc::ENOENT };
         let found = self.live.iter_mut().find(|live| live.serial == adapt.serial && !live.reaped);
         let live = found.ok_or_else(|| missing("the processes"))?;
-        let Some(Kept::All(prepared)) = &mut live.kept else { return Err(missing("the tmpfs")) };
+        let Some(PreparedParts::All(prepared)) = &mut live.prepared_parts else { return Err(missing("the tmpfs")) };
         prepared.resize(adapt.disk).step("set the size of the sandbox's tmpfs")?;
         prepared.disk = adapt.disk;
         match (&self.owner, &mut live.group) {
@@ -452,7 +459,7 @@ impl Launcher {
             if !live.reaped {
                 return true;
             }
-            let kept = live.kept.take();
+            let prepared_parts = live.prepared_parts.take();
             if owner.as_ref().is_some_and(Owner::keeps_groups) {
                 // The launcher keeps the group. Everything else ended with the init.
                 live.gone = None;
@@ -470,9 +477,9 @@ impl Launcher {
             if !left {
                 live.gone = None;
             }
-            match kept {
-                Some(Kept::All(prepared)) => pool.dispose(prepared),
-                Some(Kept::Network(network)) => pool.dispose_network(network),
+            match prepared_parts {
+                Some(PreparedParts::All(prepared)) => pool.dispose(prepared),
+                Some(PreparedParts::Network(network)) => pool.dispose_network(network),
                 None => {}
             }
             left

@@ -23,7 +23,7 @@ use crate::error;
 use crate::frame::{decode, encode, split};
 use crate::message::{ClientHello, FIRST_BYTE, PROTOCOL, ServerHello, Status, ToClient, ToServer};
 use crate::peer::{Caller, Peer};
-use crate::place::Place;
+use crate::place::SocketDirectory;
 
 /// The time in which a server must answer, the handshake included.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -106,7 +106,7 @@ pub struct Connection {
 
 impl Connection {
     /// Connects for a run, if a compatible server is running.
-    pub fn for_run(place: &Place, asked: &Asked) -> Result<Result<Self, Refusal>> {
+    pub fn for_run(place: &SocketDirectory, asked: &Asked) -> Result<Result<Self, Refusal>> {
         let (connection, hello) = match Self::greet(place, &asked.build)? {
             Ok(greeted) => greeted,
             Err(refusal) => return Ok(Err(refusal)),
@@ -133,7 +133,7 @@ impl Connection {
     }
 
     /// Queries the server's status.
-    pub fn status(place: &Place) -> Result<Result<Status, Refusal>> {
+    pub fn status(place: &SocketDirectory) -> Result<Result<Status, Refusal>> {
         let mut connection = match Self::greet(place, "")? {
             Ok((connection, _)) => connection,
             Err(refusal) => return Ok(Err(refusal)),
@@ -148,7 +148,7 @@ impl Connection {
     }
 
     /// Stops the server and waits until it has ended.
-    pub fn stop(place: &Place) -> Result<Result<u32, Refusal>> {
+    pub fn stop(place: &SocketDirectory) -> Result<Result<u32, Refusal>> {
         let mut connection = match Self::greet(place, "")? {
             Ok((connection, _)) => connection,
             Err(refusal) => return Ok(Err(refusal)),
@@ -170,7 +170,7 @@ impl Connection {
         Ok(Ok(connection.pid()))
     }
 
-    fn greet(place: &Place, build: &str) -> Result<Result<(Self, ServerHello), Refusal>> {
+    fn greet(place: &SocketDirectory, build: &str) -> Result<Result<(Self, ServerHello), Refusal>> {
         let Some((stream, peer)) = place.connect()? else { return Ok(Err(Refusal::None)) };
         let limits =
             stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));

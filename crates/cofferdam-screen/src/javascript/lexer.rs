@@ -261,7 +261,7 @@ impl<'a> Lexer<'a> {
             self.at += 1;
             match byte {
                 b'\\' => {
-                    // A line goes on after both bytes of its end.
+                    // A line continues after both bytes of its end.
                     let both = self.peek(0) == Some(b'\r') && self.peek(1) == Some(b'\n');
                     self.at += 1 + usize::from(both);
                 }

@@ -71,7 +71,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Option<String> {
 
 /// Promise (Static analysis and audit log): Code that Python compiles is not a syntax error.
 #[test]
-fn what_python_compiles_is_no_syntax_error() {
+fn code_that_python_compiles_is_no_syntax_error() {
     let Some(files) = run("python3", &["-I", "-c", LIBRARY, &MAX_FILES.to_string()], "") else { return };
     let screen = Analyzer::default();
     let start = Instant::now();
@@ -127,7 +127,7 @@ fn imports_have_the_positions_that_python_reports() {
 ///
 /// Promise (Static analysis and audit log): Code that Node runs is not a syntax error.
 #[test]
-fn what_node_runs_is_no_syntax_error() {
+fn code_that_node_runs_is_no_syntax_error() {
     let Some(program) = run("node", &["-p", "process.execPath"], "") else { return };
     let Some(prefix) = Path::new(program.trim()).ancestors().nth(2) else { return };
     let mut files = Vec::new();

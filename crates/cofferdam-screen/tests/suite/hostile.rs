@@ -88,7 +88,7 @@ fn chains_without_end_are_read_or_refused() {
 }
 
 #[test]
-fn what_is_right_and_deep_is_read_or_refused_quickly() {
+fn deeply_nested_code_is_parsed_or_refused_quickly() {
     for (open, close) in [
         ("(a=", ")"),
         ("((a=", ")=>1)"),

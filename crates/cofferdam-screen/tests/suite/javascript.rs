@@ -300,7 +300,7 @@ fn screen() -> Analyzer {
 /// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of
 /// JavaScript, as a module and as a script.
 #[test]
-fn what_is_not_wanted_is_seen_where_it_is() {
+fn forbidden_use_is_found_at_its_position() {
     assert!(table(&screen(), Language::JavaScript, SEEN) >= 120);
 }
 
@@ -319,7 +319,7 @@ fn listed_findings_and_evasions_are_correct() {
 }
 
 #[test]
-fn a_module_below_one_can_be_wanted() {
+fn submodule_of_a_forbidden_module_can_be_allowed() {
     let javascript = JavaScriptRules { allow_imports: vec!["fs/promises".to_owned()], ..JavaScriptRules::default() };
     let screen = Analyzer::new(Rules { javascript, ..Rules::default() });
     table(
@@ -334,7 +334,7 @@ fn a_module_below_one_can_be_wanted() {
 }
 
 #[test]
-fn syntax_errors_name_their_place() {
+fn syntax_errors_have_a_position() {
     for (code, line, column) in [
         ("const x = ;", 1, 11),
         ("f(\n", 2, 1),

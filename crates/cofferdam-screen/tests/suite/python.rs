@@ -300,7 +300,7 @@ fn screen() -> Analyzer {
 /// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of Python by
 /// line and column, also through simple aliases.
 #[test]
-fn what_is_not_wanted_is_seen_where_it_is() {
+fn forbidden_use_is_found_at_its_position() {
     assert!(table(&screen(), Language::Python, SEEN) >= 120);
 }
 
@@ -335,7 +335,7 @@ fn a_submodule_that_is_wanted_does_not_bring_its_parent() {
 }
 
 #[test]
-fn syntax_errors_name_their_place() {
+fn syntax_errors_have_a_position() {
     for (code, line, column) in [
         ("x = (1\ny = 2", 2, 1),
         ("def f(:\n  pass", 1, 7),

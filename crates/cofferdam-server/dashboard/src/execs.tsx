@@ -15,7 +15,7 @@ export function ExecsPanel({ id }: { id: string }) {
   const [followed, setFollowed] = useState<string | null>(null)
   const { busy, error, run } = useAction()
   const path = sandboxPath(id, '/execs')
-  const list = usePolled<{ execs: Exec[] }>((signal) => get(path, signal), REFRESH, [id])
+  const list = usePolled<{ execs: Exec[] }>((signal) => get(`${path}?limit=1000`, signal), REFRESH, [id])
   const start = async (event: Event) => {
     event.preventDefault()
     await run(async () => {

@@ -25,7 +25,7 @@ export function TerminalPanel({ id }: { id: string }) {
   const [running, setRunning] = useState<Exec[]>([])
   useEffect(() => {
     const controller = new AbortController()
-    get<{ execs: Exec[] }>(sandboxPath(id, '/execs'), controller.signal).then(
+    get<{ execs: Exec[] }>(sandboxPath(id, '/execs?limit=1000'), controller.signal).then(
       ({ execs }) => setRunning(execs.filter((exec) => exec.state === 'running' && exec.terminal)),
       () => {},
     )

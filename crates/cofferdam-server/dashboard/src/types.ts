@@ -123,18 +123,23 @@ export interface UsageOfDay {
   memory_mib_ms: number
   egress_bytes: number
   output_bytes: number
+  disk_mib_ms: number
+  audit_bytes: number
 }
 
 export interface UsageRow extends UsageOfDay {
   tenant: string
   day: number
   label: string
+  /** Millionths of the currency, if the operator has set prices. */
+  cost_micros?: number
 }
 
 export interface QuotaState {
   quota: Record<string, number | string | null>
   sandboxes: number
   memory_mib: number
+  disk_mib: number
   snapshots: number
   snapshot_bytes: number
   volumes: number

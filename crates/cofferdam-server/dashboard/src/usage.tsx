@@ -36,6 +36,7 @@ function Quota({ state }: { state: QuotaState }) {
   const rows: [string, number, number | null, (value: number) => string][] = [
     ['Sandboxes now', state.sandboxes, bound('sandboxes'), String],
     ['Memory of sandboxes, by their limits', state.memory_mib * 1024 * 1024, bound('memory'), bytes],
+    ['Disk of sandboxes, by their limits', state.disk_mib * 1024 * 1024, bound('disk'), bytes],
     ['Snapshots', state.snapshots, bound('snapshots'), String],
     ['Size of snapshots', state.snapshot_bytes, bound('snapshot_bytes'), bytes],
     ['Volumes', state.volumes, bound('volumes'), String],
@@ -43,6 +44,7 @@ function Quota({ state }: { state: QuotaState }) {
     ['CPU time today', today.cpu_us / 1e6, bound('cpu_seconds_per_day'), duration],
     ['Memory today', gibSeconds(today), bound('memory_gib_seconds_per_day'), (value) => `${Math.round(value)} GiB·s`],
     ['Network today', today.egress_bytes, bound('egress_per_day'), bytes],
+    ['Audit records today', today.audit_bytes, bound('audit_per_day'), bytes],
   ]
   const rates: [string, string][] = [
     ['Requests in a second', 'requests_per_second'],
@@ -75,12 +77,13 @@ function gibSeconds(usage: UsageOfDay): number {
 function Days({ onTenant }: { onTenant: (tenant: string) => void }) {
   const [all, setAll] = useState(false)
   const today = Math.floor(Date.now() / 86_400_000)
-  const list = usePolled<{ usage: UsageRow[] }>(
+  const list = usePolled<{ usage: UsageRow[]; cost?: { currency: string; micros: number } }>(
     (signal) => get(`/v1/${all ? 'admin/' : ''}usage?from=${today - DAYS + 1}&to=${today}`, signal),
     all ? 0 : REFRESH,
     [all, today],
   )
   const rows = [...(list.value?.usage ?? [])].reverse().slice(0, 1000)
+  const cost = list.value?.cost
   const denied = all && list.error instanceof ApiError && list.error.status === 403
   return (
     <>
@@ -95,10 +98,15 @@ function Days({ onTenant }: { onTenant: (tenant: string) => void }) {
       </div>
       {denied ? <p class="muted">The key lacks the scope admin.</p> : <Failure error={list.error} />}
       {list.value && rows.length === 0 && <p class="muted">Nothing was used.</p>}
+      {cost && (
+        <p>
+          Cost: {(cost.micros / 1e6).toFixed(2)} {name(cost.currency)}
+        </p>
+      )}
       {rows.length > 0 && (
         <Table
           label="Usage by day"
-          head={['Day (UTC)', ...(all ? ['Tenant'] : []), 'Label', 'Sandboxes', 'Commands', 'CPU', 'Memory', 'Network', 'Output']}
+          head={['Day (UTC)', ...(all ? ['Tenant'] : []), 'Label', 'Sandboxes', 'Commands', 'CPU', 'Memory', 'Network', 'Output', ...(cost ? [`Cost (${name(cost.currency)})`] : [])]}
         >
           {rows.map((row) => (
             <tr>
@@ -117,6 +125,7 @@ function Days({ onTenant }: { onTenant: (tenant: string) => void }) {
               <td>{Math.round(gibSeconds(row))} GiB·s</td>
               <td>{bytes(row.egress_bytes)}</td>
               <td>{bytes(row.output_bytes)}</td>
+              {cost && <td>{((row.cost_micros ?? 0) / 1e6).toFixed(4)}</td>}
             </tr>
           ))}
         </Table>

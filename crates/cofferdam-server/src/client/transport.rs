@@ -40,7 +40,7 @@ enum Sender {
     Single(http1::SendRequest<Body>, Ended),
 }
 
-/// The error with which a connection ends, such as an alert of TLS. Its requests are only told that it ended.
+/// The error with which a connection ends, such as an alert of TLS. Its requests only learn that it ended.
 type Ended = Shared<BoxFuture<'static, Option<Arc<hyper::Error>>>>;
 
 /// Runs a connection.
@@ -142,7 +142,7 @@ impl Transport {
     }
 }
 
-/// Waits for an answer. A connection that has ended gives none, even if the request was not told.
+/// Waits for an answer. A connection that has ended gives none, even if the request was not notified.
 async fn answered<T>(sending: impl Future<Output = T>, ended: &Ended) -> std::result::Result<T, Failed> {
     let ending = async {
         let reason = ended.clone().await;

@@ -14,7 +14,7 @@ use super::channel::{self, Channel, Message, PROTOCOL, ended};
 use super::shared::{Failing, POLL_INTERVAL, Shared};
 use crate::admission::Grant;
 use crate::layers::quota::recover;
-use crate::listen::{FileKeeper, Listen, ListenTls, Listener};
+use crate::listen::{Listen, ListenTls, Listener, SocketFileOwner};
 use crate::quota::Demand;
 use crate::report;
 
@@ -32,7 +32,7 @@ pub struct Predecessor {
     instance: String,
     offered: Vec<(Listener, bool)>,
     /// The files of sockets that this process removes at its end, once the predecessor let it serve.
-    files: Vec<FileKeeper>,
+    files: Vec<SocketFileOwner>,
     is_gone: AtomicBool,
     /// True if the predecessor accepts no further connection.
     is_ending: AtomicBool,
@@ -133,7 +133,7 @@ impl Predecessor {
         self.channel.send(&Message::Ready, &[]).await?;
         match self.channel.receive().await? {
             Some((Message::Go, _)) => {
-                self.files.iter().for_each(FileKeeper::remove);
+                self.files.iter().for_each(SocketFileOwner::remove);
                 Ok(())
             }
             _ => Err(ended("old")),

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::channel::{Channel, Message, PROTOCOL, ended};
-use crate::listen::{FileKeeper, Listener};
+use crate::listen::{Listener, SocketFileOwner};
 
 /// The time for a successor to be ready: it reads its state and sets its backends up.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -19,7 +19,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct Offer {
     socket: OwnedFd,
-    file: Option<FileKeeper>,
+    file: Option<SocketFileOwner>,
 }
 
 /// Returns what a server hands over. `None` if one of its listeners cannot be handed over.
@@ -36,7 +36,7 @@ pub fn offers(listeners: &[Listener]) -> Result<Option<Vec<Offer>>> {
 
 /// Leaves the files of sockets to a successor.
 pub fn keep_files(offers: &[Offer]) {
-    offers.iter().filter_map(|offer| offer.file.as_ref()).for_each(FileKeeper::keep);
+    offers.iter().filter_map(|offer| offer.file.as_ref()).for_each(SocketFileOwner::keep);
 }
 
 /// An order to hand over.

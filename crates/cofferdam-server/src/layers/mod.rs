@@ -218,5 +218,5 @@ impl<C: Concern> Backend for Around<C> {
     }
 }
 
-/// A sandbox that a concern looks at without keeping it alive.
+/// A sandbox that a concern inspects without keeping it alive.
 pub(crate) type WeakSandbox = Weak<dyn Sandbox>;

@@ -312,7 +312,7 @@ impl Concern for QuotaConcern {
 
     async fn closing(&self, held: &Held, inner: &dyn Sandbox) {
         let account = &held.account;
-        // What programs used after the last exec.
+        // Usage of programs after the last exec.
         let usage = Usage {
             cpu_us: account.cpu_used(Some(inner), None).await,
             egress_bytes: account.egress_used(Some(inner)),
@@ -338,7 +338,8 @@ impl Concern for QuotaConcern {
 const KILLED: &str = "it was lost when the server's process was killed";
 
 /// Settles the sandboxes that killed processes of a server left in the database: counts them and removes their records.
-/// What they used was charged at intervals. Their programs ended with them, or the backends remove them. Those of the processes that `lives` accepts remain.
+/// Their usage was charged at intervals. Their programs ended with them, or the backends remove them. Those of the
+/// processes that `lives` accepts remain.
 ///
 /// # Errors
 /// - `Unavailable` if the database fails.

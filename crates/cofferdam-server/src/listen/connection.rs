@@ -228,7 +228,7 @@ async fn linger(mut stream: TcpStream) {
     let _ = tokio::time::timeout(LINGER_TIME, reading).await;
 }
 
-/// Returns if no first request came in time. Hyper waits forever for the bytes that tell HTTP/1.1 from HTTP/2.
+/// Returns if no first request came in time. Hyper waits forever for the bytes that distinguish HTTP/1.1 from HTTP/2.
 async fn silence(heard: &CancellationToken, limit: Duration) {
     if tokio::time::timeout(limit, heard.cancelled()).await.is_ok() {
         std::future::pending().await

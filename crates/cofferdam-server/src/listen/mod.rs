@@ -139,9 +139,9 @@ impl Listener {
     }
 
     /// Returns the switch of the file of a Unix socket.
-    pub(crate) fn file(&self) -> Option<FileKeeper> {
+    pub(crate) fn file(&self) -> Option<SocketFileOwner> {
         match self {
-            Self::Socket(_, file) => Some(FileKeeper(Arc::clone(&file.is_kept))),
+            Self::Socket(_, file) => Some(SocketFileOwner(Arc::clone(&file.is_kept))),
             Self::Shared(..) | Self::Tcp(..) => None,
         }
     }
@@ -183,9 +183,9 @@ impl Drop for SocketFile {
 
 /// A switch that gives the file of a Unix socket to this process or to another one.
 #[derive(Debug)]
-pub(crate) struct FileKeeper(Arc<AtomicBool>);
+pub(crate) struct SocketFileOwner(Arc<AtomicBool>);
 
-impl FileKeeper {
+impl SocketFileOwner {
     /// Returns true if this process does not remove the file.
     pub fn is_kept(&self) -> bool {
         self.0.load(Ordering::SeqCst)

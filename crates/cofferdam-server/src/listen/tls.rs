@@ -232,9 +232,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn write(files: &TlsFiles) {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        fs::write(&files.certificate, made.cert.pem()).unwrap();
-        fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        let created = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        fs::write(&files.certificate, created.cert.pem()).unwrap();
+        fs::write(&files.key, created.signing_key.serialize_pem()).unwrap();
         fs::set_permissions(&files.key, fs::Permissions::from_mode(0o600)).unwrap();
     }
 

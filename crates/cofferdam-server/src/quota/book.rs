@@ -46,7 +46,7 @@ pub enum Refused {
         /// The time after which a retry may succeed.
         wait: Duration,
     },
-    /// The machine is full.
+    /// The host is full.
     Full,
 }
 
@@ -119,7 +119,7 @@ impl Book {
         self.accounts.get(tenant).map_or(0, |account| account.disk_mib)
     }
 
-    /// Checks the quotas of a tenant and of all tenants for a sandbox, without the room on the machine.
+    /// Checks the quotas of a tenant and of all tenants for a sandbox, without the capacity of the host.
     ///
     /// # Errors
     /// - [`Refused::Quota`] or [`Refused::Total`].
@@ -169,7 +169,7 @@ impl Book {
         }
     }
 
-    /// Returns true if the machine has room for a sandbox.
+    /// Returns true if the host has room for a sandbox.
     pub fn has_room(&self, demand: Demand) -> bool {
         let Capacity { sandboxes, memory } = self.capacity;
         sandboxes.is_none_or(|most| self.sandboxes < most)
@@ -177,7 +177,7 @@ impl Book {
             && self.total.disk.is_none_or(|most| self.disk_mib + demand.disk_mib <= mib(most))
     }
 
-    /// Returns true if the machine could have room for a sandbox if it were empty.
+    /// Returns true if the host could have room for a sandbox if it were empty.
     pub fn could_fit(&self, demand: Demand) -> bool {
         let Capacity { sandboxes, memory } = self.capacity;
         sandboxes != Some(0)
@@ -327,7 +327,7 @@ mod tests {
         TenantId::new(name).unwrap()
     }
 
-    fn what(refused: Result<Reservation, Refused>) -> &'static str {
+    fn cause_of(refused: Result<Reservation, Refused>) -> &'static str {
         match refused.unwrap_err() {
             Refused::Quota { what, .. } => what,
             Refused::Total { what, .. } => what,
@@ -336,17 +336,17 @@ mod tests {
     }
 
     #[test]
-    fn quotas_of_a_tenant_and_room_on_the_machine_are_kept() {
+    fn tenant_quotas_and_host_capacity_are_respected() {
         let quota = Quota { sandboxes: Some(2), memory: Some(ByteSize::from_mebibytes(250)), ..Quota::default() };
         let capacity = Capacity { sandboxes: Some(3), memory: Some(ByteSize::from_mebibytes(1000)) };
         let mut book = Book::new(quota, capacity);
         let (now, a, b) = (Duration::from_secs(100), tenant("a"), tenant("b"));
         let first = book.reserve(&a, SMALL, now).unwrap();
-        assert_eq!(what(book.reserve(&a, Demand { memory_mib: 151, ..SMALL }, now)), "memory");
+        assert_eq!(cause_of(book.reserve(&a, Demand { memory_mib: 151, ..SMALL }, now)), "memory");
         let second = book.reserve(&a, SMALL, now).unwrap();
-        assert_eq!(what(book.reserve(&a, SMALL, now)), "sandboxes");
+        assert_eq!(cause_of(book.reserve(&a, SMALL, now)), "sandboxes");
         let third = book.reserve(&b, SMALL, now).unwrap();
-        assert_eq!(what(book.reserve(&b, SMALL, now)), "full");
+        assert_eq!(cause_of(book.reserve(&b, SMALL, now)), "full");
         book.release(first);
         assert!(book.has_room(SMALL) && !book.could_fit(Demand { memory_mib: 1001, ..SMALL }));
         book.release(second);
@@ -415,7 +415,7 @@ mod tests {
         let mut book = Book::new(quota, Capacity::default());
         let (a, now) = (tenant("a"), DAY * 5);
         let first = book.reserve(&a, SMALL, now).unwrap();
-        assert_eq!(what(book.reserve(&a, SMALL, now)), "disk");
+        assert_eq!(cause_of(book.reserve(&a, SMALL, now)), "disk");
         book.release(first);
         book.add(&a, 5, &Usage { audit_bytes: 99, ..Usage::default() });
         assert_eq!(book.audit(&a, now), Ok(()));

@@ -347,7 +347,7 @@ mod tests {
         /// Promise (Server): A large request is served while other tenants ask for small ones without end, if room
         /// becomes free.
         #[test]
-        fn small_requests_starve_no_large_one(
+        fn large_requests_are_not_starved_by_small_ones(
             lives in prop::collection::vec(1u32..9, 400),
             asks in prop::collection::vec(1usize..4, 400),
             arrives in 0usize..100,

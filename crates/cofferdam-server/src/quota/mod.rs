@@ -3,7 +3,7 @@
 //! ```text
 //! request --rate--> 429                                     exec --rate--> 429
 //! create --tenant's quota--> 429
-//!        --room on the machine--> reserved --> settled when it ends
+//!        --room on the host--> reserved --> settled when it ends
 //!        --no room--> queue (weighted, with a deadline) --> reserved | 503
 //! ```
 //!
@@ -58,7 +58,7 @@ pub struct Quota {
     pub requests_per_second: Option<u32>,
     /// Execs that start in a second.
     pub execs_per_second: Option<u32>,
-    /// The share of a full machine, in comparison with other tenants.
+    /// The share of a full host, in comparison with other tenants.
     pub weight: u32,
 }
 
@@ -112,7 +112,7 @@ impl Quota {
     }
 }
 
-/// The room on the machine for all tenants together. `None` means no bound.
+/// The capacity of the host for all tenants together. `None` means no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capacity {
     /// Sandboxes at once.

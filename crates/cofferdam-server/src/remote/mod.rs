@@ -6,7 +6,7 @@
 //!                                            '-- DELETE when it is closed or dropped
 //! ```
 //!
-//! The server decides who the tenant is, by the client's key. It can offer less than its backends do, so that the
+//! The server derives the tenant from the client's key. It can offer less than its backends do, so that the
 //! capabilities are those that it lists.
 
 mod backend;

@@ -49,7 +49,7 @@ impl Drop for RemoteSnapshot {
 fn delete(client: &Client, path: String) {
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
         let client = client.clone();
-        // What cannot be deleted now ends by its time on the server.
+        // A sandbox that cannot be deleted now ends by its timeout on the server.
         runtime.spawn(async move { client.send(Method::DELETE, &path, Content::None).await.map(drop) });
     }
 }

@@ -138,7 +138,7 @@ pub async fn apply(
         recorded.end(&applied, audited).await;
         applied
     };
-    // What was begun is completed without its client.
+    // A started operation completes without its client.
     Ok(axum::Json(AppliedChanges::of(&detached(work).await?)))
 }
 

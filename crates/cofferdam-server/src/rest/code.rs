@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use cofferdam_code::{CodeRequest, CodeResult, CodeSession, OnOutput, Place};
+use cofferdam_code::{BackendProfile, CodeRequest, CodeResult, CodeSession, OnOutput};
 use cofferdam_contract::{Capabilities, Chunk, Error, ErrorKind};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::FutureExt as _;
@@ -151,7 +151,7 @@ struct Work {
 /// The interpreter of code.
 enum By {
     /// A new one in the sandbox.
-    Sandbox(Place),
+    Sandbox(BackendProfile),
     /// One that keeps its variables.
     Kernel(Arc<CodeSession>),
 }
@@ -212,10 +212,10 @@ fn view(kernel: &CodeSession) -> KernelView {
     KernelView { id: kernel.id().to_owned(), language: kernel.language().to_owned() }
 }
 
-fn place(app: &App, live: &LiveSandbox) -> Place {
+fn place(app: &App, live: &LiveSandbox) -> BackendProfile {
     let served = app.policy().backends.get(&live.backend);
     let capabilities = served.map_or_else(Capabilities::new, |served| served.backend.capabilities());
-    Place { backend: live.backend.clone(), level: live.level, capabilities }
+    BackendProfile { backend: live.backend.clone(), level: live.level, capabilities }
 }
 
 fn check_timeout(app: &App, request: &RunCode) -> Result<(), Failure> {

@@ -458,7 +458,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::UsageRead, routes!(usage::own)))
         .routes(quick(Scope::UsageRead, routes!(usage::quota)))
         .routes(quick(Scope::AuditRead, routes!(audit::own)))
-        .routes(slow(Scope::AuditRead, routes!(audit::verify_own)))
+        .routes(transfer(Scope::AuditRead, routes!(audit::verify_own)))
         .routes(quick(Scope::Admin, routes!(audit::all)))
         .routes(transfer(Scope::Admin, routes!(audit::verify)))
         .routes(quick(Scope::Admin, routes!(usage::all)))

@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_guests_set_nothing_of_the_origin() {
+    fn guest_responses_cannot_set_headers_of_the_origin() {
         let answer = [
             ("set-cookie", "a=b"),
             ("set-cookie", "c=d; Domain=example"),

@@ -24,7 +24,7 @@ use crate::store::{Store, Usage, UsageRow};
 
 /// The most days of one answer.
 const MAX_DAYS: i64 = 366;
-/// The time between two looks at the quotas in the database.
+/// The interval at which the quotas in the database are polled.
 pub(crate) const RELOAD: Duration = Duration::from_secs(2);
 
 /// Days of usage.

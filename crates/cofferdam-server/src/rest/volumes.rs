@@ -34,8 +34,8 @@ pub async fn create(
 ) -> Answer {
     let (name, size) = (name(&request.name)?, app.policy().volume(&caller, &request, app.bounds())?);
     let (volumes, quota) = (app.volumes()?.clone(), app.services().admission.state_of(&caller.tenant).0);
-    let made = detached(async move { volumes.create(&caller.tenant, name, size, &quota).await });
-    Ok((StatusCode::CREATED, axum::Json(VolumeView::of(&made.await?))).into_response())
+    let created = detached(async move { volumes.create(&caller.tenant, name, size, &quota).await });
+    Ok((StatusCode::CREATED, axum::Json(VolumeView::of(&created.await?))).into_response())
 }
 
 /// List volumes.

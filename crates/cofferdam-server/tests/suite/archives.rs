@@ -41,8 +41,8 @@ async fn directories_are_copied_as_archives() {
         }
     }
     // A pipe of the guest is skipped and reported; its links are not followed.
-    let made = shell(&client, "b", "mkdir odd; mkfifo odd/pipe; ln -s /etc odd/link").await.unwrap();
-    get(&client, &format!("/v1/sandboxes/b/execs/{}/wait", made.id)).await.unwrap();
+    let created = shell(&client, "b", "mkdir odd; mkfifo odd/pipe; ln -s /etc odd/link").await.unwrap();
+    get(&client, &format!("/v1/sandboxes/b/execs/{}/wait", created.id)).await.unwrap();
     let mut tar = Vec::new();
     let report = client.copy_out("b", "odd", &mut tar).await.unwrap();
     assert_eq!((report.entries, report.skipped_count, report.bytes), (2, 1, 0), "{report:?}");

@@ -55,10 +55,10 @@ impl Authority {
         params.extended_key_usages = vec![usage];
         (params.not_before, params.not_after) = (at(valid.start).into(), at(valid.end).into());
         let key = KeyPair::generate().unwrap();
-        let made = params.signed_by(&key, &self.issuer).unwrap();
+        let created = params.signed_by(&key, &self.issuer).unwrap();
         let path = |what: &str| self.directory.join(format!("{}-{serial}-{what}.pem", self.name));
         let files = TlsFiles { certificate: path("cert"), key: path("key") };
-        std::fs::write(&files.certificate, made.pem()).unwrap();
+        std::fs::write(&files.certificate, created.pem()).unwrap();
         std::fs::write(&files.key, key.serialize_pem()).unwrap();
         std::fs::set_permissions(&files.key, std::fs::Permissions::from_mode(0o600)).unwrap();
         files

@@ -1,4 +1,4 @@
-//! Copy-on-write workspaces: who may name a directory, their changes, and what is kept at their end.
+//! Copy-on-write workspaces: the clients that may name a directory, their changes, and what is kept at their end.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -23,7 +23,7 @@ async fn follow(client: &Client, path: &str) -> Vec<ExecEvent> {
 }
 
 /// Returns what the events say: output, lost bytes, exit code.
-fn told(events: &[ExecEvent]) -> (Vec<u8>, u64, Option<i32>) {
+fn collected(events: &[ExecEvent]) -> (Vec<u8>, u64, Option<i32>) {
     let (mut output, mut missing, mut code) = (Vec::new(), 0, None);
     for event in events {
         match event {
@@ -47,9 +47,9 @@ async fn output_is_streamed_from_any_offset() {
     assert_eq!((started.state, started.command.as_str()), (ExecState::Running, line));
     let path = format!("/v1/sandboxes/box/execs/{}", started.id);
     let events = follow(&client, &format!("{path}/output")).await;
-    assert_eq!(told(&events), (b"abcdef".to_vec(), 0, Some(3)));
+    assert_eq!(collected(&events), (b"abcdef".to_vec(), 0, Some(3)));
     assert!(matches!(&events[1], ExecEvent::Output { stream: OutputStream::Stderr, offset: 3, .. }));
-    assert_eq!(told(&follow(&client, &format!("{path}/output?offset=4")).await), (b"ef".to_vec(), 0, Some(3)));
+    assert_eq!(collected(&follow(&client, &format!("{path}/output?offset=4")).await), (b"ef".to_vec(), 0, Some(3)));
     let ended: ExecView = client.call(Method::GET, &format!("{path}/wait"), None::<&()>).await.unwrap();
     assert_eq!((ended.state, ended.exit.unwrap().code), (ExecState::Ended, 3));
     let list = get(&client, "/v1/sandboxes/box/execs").await.unwrap();
@@ -73,7 +73,7 @@ async fn output_beyond_the_buffer_is_reported_as_lost() {
     let path = format!("/v1/sandboxes/box/execs/{}", started.id);
     let ended = get(&client, &format!("{path}/wait")).await.unwrap();
     assert_eq!(ended["state"], "ended");
-    let (output, missing, code) = told(&follow(&client, &format!("{path}/output")).await);
+    let (output, missing, code) = collected(&follow(&client, &format!("{path}/output")).await);
     assert_eq!((output.len() as u64 + missing, code), (1 << 20, Some(0)));
     assert!(missing > 0 && output.len() <= 64 << 10, "{missing} {}", output.len());
     server.stop().await;
@@ -133,7 +133,7 @@ async fn input_and_signals_arrive() {
         let content = Content::Bytes(data.into());
         client.send(Method::POST, &format!("{path}/stdin{query}"), content).await.unwrap();
     }
-    assert_eq!(told(&follow(&client, &format!("{path}/output")).await), (b"7\n".to_vec(), 0, Some(0)));
+    assert_eq!(collected(&follow(&client, &format!("{path}/output")).await), (b"7\n".to_vec(), 0, Some(0)));
     let late = client.send(Method::POST, &format!("{path}/stdin"), Content::Bytes("x".into())).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Conflict);
 
@@ -195,7 +195,7 @@ async fn the_kept_outputs_of_a_sandbox_are_bounded_together() {
     let path = format!("/v1/sandboxes/a/execs/{}", first.id);
     send(&client, Method::POST, &format!("{path}/signal"), Some(json!({ "signal": "KILL" }))).await.unwrap();
     get(&client, &format!("{path}/wait")).await.unwrap();
-    let (_, missing, _) = told(&follow(&client, &format!("{path}/output")).await);
+    let (_, missing, _) = collected(&follow(&client, &format!("{path}/output")).await);
     assert!(missing >= 100 << 10, "{missing}");
     exec(&client, "a", &steps(vec![Step::Exit(0)])).await.unwrap();
     assert_eq!(get(&client, &path).await.unwrap_err().kind(), ErrorKind::NotFound, "the ended exec gave way");

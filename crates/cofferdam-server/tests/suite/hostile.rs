@@ -89,7 +89,7 @@ async fn half_closed_clients_leave_nothing() {
         stream.shutdown().await.unwrap();
     }
     while get(&client, "/v1/quota").await.unwrap()["sandboxes"] != 1 {
-        assert!(Instant::now() < deadline, "runs of half-closed clients go on");
+        assert!(Instant::now() < deadline, "runs of half-closed clients continue");
         sleep(DRIP).await;
     }
     assert_eq!(server.simulated.living().len(), 1);

@@ -123,16 +123,16 @@ impl Drop for Issuer {
 impl Issuer {
     /// Starts an issuer with these keys.
     pub async fn start(directory: &Path, keys: &[&SigningKey]) -> Self {
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let created = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let ca = directory.join("issuer.pem");
-        std::fs::write(&ca, made.cert.pem()).unwrap();
-        let private = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        std::fs::write(&ca, created.cert.pem()).unwrap();
+        let private = PrivateKeyDer::Pkcs8(created.signing_key.serialize_der().into());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], private)
+            .with_single_cert(vec![created.cert.der().clone()], private)
             .unwrap();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -150,7 +150,7 @@ async fn unknown_endpoints_are_problems() {
 
 /// Promise (Server): The requests and streams of one tenant leave room for other tenants, and health is always answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_tenant_cannot_take_all_requests() {
+async fn tenant_cannot_take_all_requests() {
     let mut tight = bounds();
     (tight.requests, tight.requests_of_tenant) = (4, 3);
     let server = start(Over::Tls, tight).await;

@@ -182,7 +182,7 @@ async fn call(server: &Running, endpoint: &Endpoint, named: &Named<'_>, proof: &
 /// Promise (Server): Every endpoint answers 401 without a key, token or certificate, 403 to one with all scopes but its
 /// own, and 404 for another tenant's object.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_endpoint_refuses_strangers() {
+async fn every_endpoint_refuses_unauthorized_clients() {
     let place = tempfile::tempdir().unwrap();
     let (authority, key) = (Authority::new(place.path(), "clients"), SigningKey::p256("one"));
     let issuer = Issuer::start(place.path(), &[&key]).await;

@@ -116,7 +116,7 @@ async fn a_cut_connection_loses_and_repeats_no_output() {
 
 /// Promise (Server): What a client drops ends on the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_dropped_ends_on_the_server() {
+async fn dropped_client_objects_end_on_the_server() {
     let server = started(Over::Tls, BTreeSet::new()).await;
     let config = remote(&server).await;
     let backend = RemoteBackend::connect(&config).await.expect("connected");
@@ -130,7 +130,7 @@ async fn what_is_dropped_ends_on_the_server() {
     eventually(async || state(&execs).await["execs"][0]["state"] == "ended").await;
     // A create that is given up leaves nothing either.
     let given_up = tokio::time::timeout(Duration::from_millis(1), backend.create(spec())).await;
-    assert!(given_up.is_err() || given_up.is_ok_and(|made| made.is_ok()));
+    assert!(given_up.is_err() || given_up.is_ok_and(|created| created.is_ok()));
     drop(sandbox);
     eventually(async || state("/v1/sandboxes").await["sandboxes"] == serde_json::json!([])).await;
     server.stop().await;

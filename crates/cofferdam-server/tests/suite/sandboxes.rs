@@ -95,7 +95,7 @@ async fn a_sandbox_without_time_is_closed() {
     for name in ["short", "idle"] {
         let path = format!("/v1/sandboxes/{name}");
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
-        // The look at a sandbox is no use of it.
+        // Reading the state of a sandbox is no use of it.
         while get(&client, &path).await.is_ok() {
             assert!(tokio::time::Instant::now() < deadline, "{name} is never closed");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -108,7 +108,7 @@ async fn a_sandbox_without_time_is_closed() {
 
 /// Promise (Server): A tenant can neither weaken the isolation nor reach files, addresses or secrets of the host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_the_operator_decides_is_refused() {
+async fn settings_reserved_to_the_operator_are_refused() {
     let server = start(Over::Socket, bounds()).await;
     let client = server.client();
     let rules = json!({ "kind": "rules", "allow": [{ "host": "example.com" }],

@@ -69,9 +69,9 @@ async fn spans_lead_from_the_client_to_the_guest() {
         assert_eq!(found.len(), 1, "{name}");
         found.remove(0)
     };
-    let (made, ran) = (in_run("create"), in_run("exec"));
+    let (created, ran) = (in_run("create"), in_run("exec"));
     assert_eq!(guest, format!("00-{TRACE}-{}-01", hex(&ran.span_id)));
-    assert_eq!(attributes(&made.attributes)["cofferdam.backend"], "simulated");
+    assert_eq!(attributes(&created.attributes)["cofferdam.backend"], "simulated");
     assert_eq!(attributes(&ran.attributes)["process.exit.code"], "0");
 
     let started = collector.only("POST /v1/sandboxes/{sandbox}/execs");

@@ -36,8 +36,8 @@ async fn own() -> (Running, Client) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_outlives_its_sandboxes() {
     let (server, client) = own().await;
-    let made = post(&client, "/v1/volumes", json!({ "name": "data", "unlimited": true })).await.unwrap();
-    assert_eq!((&made["name"], &made["size"], &made["in_use"]), (&json!("data"), &Value::Null, &json!(false)));
+    let created = post(&client, "/v1/volumes", json!({ "name": "data", "unlimited": true })).await.unwrap();
+    assert_eq!((&created["name"], &created["size"], &created["in_use"]), (&json!("data"), &Value::Null, &json!(false)));
     let again = post(&client, "/v1/volumes", json!({ "name": "data", "unlimited": true })).await.unwrap_err();
     assert_eq!(again.kind(), ErrorKind::Conflict);
     let details = post(&client, "/v1/sandboxes", with("a", "data", false)).await.unwrap();

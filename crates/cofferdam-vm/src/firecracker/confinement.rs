@@ -101,7 +101,7 @@ pub(super) fn confine(
         pages: Pages::Small,
         // Firecracker has filters of its own, one for each of its threads.
         calls: Calls::Any,
-        stock: None,
+        held_files: None,
     };
     let mut command = Command::new(program);
     command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);

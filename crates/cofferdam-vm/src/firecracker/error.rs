@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn refusals_map_to_error_kinds_with_remedies() {
         for (status, message, kind) in [
             (400, "Cannot write: No space left on device (os error 28)", ErrorKind::ResourceExhausted),
             (400, "Cannot create mmap region: Cannot allocate memory", ErrorKind::ResourceExhausted),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_firecracker_says_is_printed_without_control_characters_and_not_for_ever() {
+    fn firecracker_messages_are_truncated_and_sanitized() {
         let text = refusal(400, &format!("a\u{1b}[2Jb\n{}é", "x".repeat(2000))).to_string();
         assert!(text.chars().all(|c| !c.is_control()) && text.len() < 1200, "{text}");
     }

@@ -239,7 +239,7 @@ mod tests {
 
     /// Promise (Virtual machines): The jailer receives the root, the user, the control groups and the limits of a VM.
     #[test]
-    fn the_jailer_is_told_everything() {
+    fn jailer_arguments_are_complete() {
         let id = InstanceId::new("vm-1").unwrap();
         let arguments = jail().arguments(Path::new("/opt/firecracker"), &id).join(" ".as_ref());
         assert_eq!(

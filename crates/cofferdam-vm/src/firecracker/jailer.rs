@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use cofferdam_linux::child::{Calls, Pages, Seclusion, Start, Stock};
+use cofferdam_linux::child::{Calls, HeldFiles, Pages, Seclusion, Start};
 use cofferdam_linux::mount::{self, attr};
 use cofferdam_linux::process::{self, Resource};
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
@@ -141,7 +141,7 @@ pub(super) fn confine(
         let target = format!("{FILES}/{}", file.as_raw_fd());
         symlinkat(target, &tree, layout.below.join(name)).map_err(|error| failed()(error.into()))?;
     }
-    let stock = Stock {
+    let held_files = HeldFiles {
         tree: tree.try_clone().map_err(failed())?,
         at: text(base)?,
         shown: text(&layout.root.join(FILES))?,
@@ -160,7 +160,7 @@ pub(super) fn confine(
         pages: Pages::Small,
         // The jailer needs more calls than a VMM, and Firecracker has filters of its own.
         calls: Calls::Any,
-        stock: Some(stock),
+        held_files: Some(held_files),
     };
     // Only root can create files between the tree's root and the jail's root.
     let outside = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd())).join(&layout.below);
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_jailer_is_told_everything() {
+    fn jailer_arguments_are_complete() {
         let id = InstanceId::new("vm-1").unwrap();
         let (program, base) = (Path::new("/opt/firecracker"), Path::new("/srv/monitors"));
         let arguments = arguments(&id, program, base, (7, 8), &["fsize=9".to_owned(), "no-file=128".to_owned()]);
@@ -275,7 +275,7 @@ mod tests {
 
     /// Promise (Virtual machines): A jailer of another version, or without root, is refused.
     #[test]
-    fn what_cannot_be_jailed_is_refused() {
+    fn jailer_of_another_version_or_without_root_is_refused() {
         let root = rustix::process::geteuid().is_root();
         let refused = |program: &str| check(Path::new(program)).err().map(|error| error.into_error("create"));
         let [good, bad] = [refused("/opt/firecracker-v1.17"), refused("/opt/vmm")];

@@ -87,8 +87,8 @@ impl Launch {
 /// Returns the error for a program that could not be started.
 fn not_started(program: &Path, tie: Tie, error: io::Error) -> Error {
     if child::lacks_namespaces(&error) {
-        let wall = "namespaces of its own, which isolate it from the network";
-        return VmError::NoWall { wall }.into_error("create");
+        let boundary = "namespaces of its own, which isolate it from the network";
+        return VmError::MissingBoundary { boundary }.into_error("create");
     }
     match (error.kind(), tie) {
         (io::ErrorKind::PermissionDenied, Tie::Own) => {

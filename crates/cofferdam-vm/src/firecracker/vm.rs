@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_with_its_reason() {
+    fn end_of_the_vmm_is_reported_with_its_reason() {
         let status = |raw| Some(ExitStatus::from_raw(raw));
         assert!(end_of(status(0), "").by_itself);
         let ended = end_of(status(148 << 8), "bad system call\u{1b}[2J");

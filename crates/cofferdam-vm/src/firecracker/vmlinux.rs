@@ -153,7 +153,7 @@ mod tests {
 
     /// Promise (Virtual machines): Firecracker gets the kernel from its compressed image.
     #[test]
-    fn kernels_are_found_in_what_they_are_packed_in() {
+    fn kernel_is_extracted_from_compressed_images() {
         let kernel = kernel();
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(&kernel).unwrap();
@@ -197,7 +197,7 @@ mod tests {
 
     /// Promise (Virtual machines): A kernel image that unpacks to more than the limit is refused.
     #[test]
-    fn what_unpacks_to_more_than_anybody_needs_is_refused() {
+    fn kernel_that_unpacks_beyond_the_limit_is_refused() {
         let zeros = vec![0; LZ4_BLOCK];
         let block = lz4(&[&zeros]);
         let many = [LZ4.to_vec(), block[LZ4.len()..].repeat(40)].concat();

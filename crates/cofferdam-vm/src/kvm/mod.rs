@@ -229,10 +229,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_no_device_says_what_to_do() {
-        let look = |device: &str| Probe { device: device.into(), ..Probe::default() }.verdict();
-        assert_eq!(look("/nowhere/kvm"), Verdict::Missing);
-        assert!(matches!(look("/dev/null"), Verdict::Unfit { .. }));
+    fn missing_or_invalid_kvm_device_has_a_remedy() {
+        let verdict_at = |device: &str| Probe { device: device.into(), ..Probe::default() }.verdict();
+        assert_eq!(verdict_at("/nowhere/kvm"), Verdict::Missing);
+        assert!(matches!(verdict_at("/dev/null"), Verdict::Unfit { .. }));
         assert!(Verdict::Missing.remedy().contains("modprobe"));
     }
 

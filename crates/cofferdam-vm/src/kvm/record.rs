@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_taken_over_and_what_a_living_one_has_is_not_touched() {
+    fn files_of_killed_writers_are_replaced_and_of_live_ones_kept() {
         let directory = tempfile::tempdir().unwrap();
         let records = records(directory.path());
         let temporary = directory.path().join("kvm.json.making");

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_written_to_is_writable() {
+    fn only_writable_disks_are_opened_for_writing() {
         let all = sample();
         let nodes: Vec<serde_json::Value> =
             after(&all, "-blockdev").iter().map(|node| serde_json::from_str(node).unwrap()).collect();

@@ -290,7 +290,7 @@ impl Qemu {
         let (child, enclosure) =
             started.map_err(|_| broken("its start was interrupted"))?.map_err(|error| match error.kind() {
                 _ if child::lacks_namespaces(&error) => {
-                    VmError::NoWall { wall: "namespaces of its own, which isolate it from the network" }
+                    VmError::MissingBoundary { boundary: "namespaces of its own, which isolate it from the network" }
                 }
                 std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
                 std::io::ErrorKind::PermissionDenied => {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn own_pages_are_told_from_those_of_the_file() {
+    fn private_pages_are_distinguished_from_file_pages() {
         let entries = [0, PRESENT, PRESENT | 7, PRESENT | OF_FILE, SWAPPED, OF_FILE, PRESENT];
         let bytes: Vec<u8> = entries.into_iter().flat_map(u64::to_ne_bytes).collect();
         assert_eq!(own_pages(&bytes), [1..3, 4..5, 6..7]);

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_takes_nothing_is_over_at_once() {
+    async fn qmp_with_a_closed_reader_fails_at_once() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         // The end of its output is not seen, as when a process closes its descriptors one after another.
         theirs.into_std().unwrap().shutdown(std::net::Shutdown::Read).unwrap();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_qemu_is_no_hang() {
+    async fn invalid_qmp_output_fails_without_a_hang() {
         let long = "x".repeat(MAX_LINE + 10) + "\n";
         for line in ["rubbish\n".to_owned(), long, "{}\n".to_owned()] {
             let qmp = scripted(GREETING, vec![line]);

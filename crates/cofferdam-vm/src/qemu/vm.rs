@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_with_its_reason() {
+    fn end_of_the_vmm_is_reported_with_its_reason() {
         let status = Some(ExitStatus::from_raw(256));
         assert!(end_of(Some("guest-reset".to_owned()), status, "").by_itself);
         assert!(!end_of(Some("host-signal".to_owned()), status, "").by_itself);

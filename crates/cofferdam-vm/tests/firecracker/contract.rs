@@ -174,7 +174,7 @@ async fn the_least_answer_that_is_described_is_understood() {
     let server = Server::start(|seen| {
         let description = description();
         let kind = described(&description, &seen.method, &seen.path).expect("described")["answers"]["200"].clone();
-        Reply::Say(http(200, &least(&description, kind.as_str().expect("an answer")).to_string()))
+        Reply::Respond(http(200, &least(&description, kind.as_str().expect("an answer")).to_string()))
     });
     let client = server.client();
     client.describe("test").await.expect("an instance");
@@ -203,23 +203,23 @@ async fn each_state_of_an_instance_is_known() {
     let description = description();
     for state in description["types"]["InstanceInfo"]["properties"]["state"].as_array().expect("words").clone() {
         let answer = json!({ "app_name": "x", "id": "x", "state": state, "vmm_version": "x" }).to_string();
-        let server = Server::start(move |_| Reply::Say(http(200, &answer)));
+        let server = Server::start(move |_| Reply::Respond(http(200, &answer)));
         server.client().describe("test").await.unwrap_or_else(|error| panic!("{state}: {error}"));
     }
 }
 
 /// The requests on the socket are those that were compared above, on one connection.
 #[tokio::test]
-async fn what_is_sent_is_as_described() {
+async fn requests_match_the_api_description() {
     let server = Server::start(|seen| {
         let description = description();
         let success = if seen.method == "GET" { 200 } else { 204 };
         let breaches = breaches(&description, &seen.method, &seen.path, seen.body.as_ref(), success);
         let fault = json!({ "fault_message": breaches.join("; ") }).to_string();
         match (breaches.is_empty(), success) {
-            (false, _) => Reply::Say(http(400, &fault)),
-            (true, 200) => Reply::Say(http(200, "{}")),
-            (true, _) => Reply::Say(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
+            (false, _) => Reply::Respond(http(400, &fault)),
+            (true, 200) => Reply::Respond(http(200, "{}")),
+            (true, _) => Reply::Respond(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
         }
     });
     let client = server.client();
@@ -240,7 +240,7 @@ async fn what_is_sent_is_as_described() {
 #[tokio::test]
 async fn a_status_that_is_not_described_is_an_error() {
     for (request, status) in [(Request::Version, 204), (Request::Start, 200)] {
-        let server = Server::start(move |_| Reply::Say(http(status, "")));
+        let server = Server::start(move |_| Reply::Respond(http(status, "")));
         let error = server.client().send("test", &request).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains(&status.to_string()), "{error}");

@@ -36,10 +36,10 @@ pub(crate) fn can_be_confined(test: &str) -> bool {
     abi > 0
 }
 
-pub(crate) async fn says_back(started: &mut Started) -> bool {
+pub(crate) async fn echoes(started: &mut Started) -> bool {
     let mut back = [0; 4];
-    let said = started.writer.write_all(b"ping").await.is_ok();
-    said && promptly(started.reader.read_exact(&mut back)).await.is_ok() && &back == b"ping"
+    let sent = started.writer.write_all(b"ping").await.is_ok();
+    sent && promptly(started.reader.read_exact(&mut back)).await.is_ok() && &back == b"ping"
 }
 
 /// Returns the mark in the VM's memory.
@@ -105,7 +105,7 @@ async fn vm_starts_confined_step_by_step_and_leaves_nothing() {
         let words = [driver.disk_name(&description.disks[0], 0), driver.disk_name(&description.disks[1], 1)];
         assert_eq!((words, driver.port_name("dev.x")), (["vda".to_owned(), "vdb".to_owned()], "vsock:1024".to_owned()));
         let mut started = promptly(driver.start(description)).await.unwrap();
-        assert!(says_back(&mut started).await, "{}", started.vm.console());
+        assert!(echoes(&mut started).await, "{}", started.vm.console());
         let console = started.vm.console();
         let boot_args = format!("{} cofferdam.x=1", driver.kernel_arguments());
         let drive = |at: usize, read_only| {
@@ -183,7 +183,7 @@ async fn makes_more(started: &mut Started) -> u32 {
 fn has_a_directory(stage: &Stage, started: &Started) {
     assert_eq!(reported(&started.vm.console(), "MADE"), Some("false"));
     let [directory] = &std::fs::read_dir(stage.base()).unwrap().flatten().collect::<Vec<_>>()[..] else {
-        panic!("one machine, one directory");
+        panic!("one VM, one directory");
     };
     for entry in std::fs::read_dir(directory.path()).unwrap().flatten() {
         if let Ok(target) = std::fs::read_link(entry.path()) {
@@ -246,7 +246,7 @@ async fn vms_pause_are_saved_and_resume() {
             first.vm.pause().await.unwrap();
             first.vm.resume().await.unwrap();
             first.vm.resume().await.unwrap();
-            assert!(says_back(&mut first).await, "the connection is still open");
+            assert!(echoes(&mut first).await, "the connection is still open");
         }
         assert!(first.vm.snapshot(MAX_STATE).await.unwrap_err().to_string().contains("a running VM"));
         let mut states: Vec<VmState> = Vec::new();
@@ -256,9 +256,9 @@ async fn vms_pause_are_saved_and_resume() {
             assert!(matches!(none, VmError::SnapshotMemoryExhausted { left: 100 }), "{none}");
             states.push(promptly(first.vm.snapshot(MAX_STATE)).await.unwrap());
             first.vm.resume().await.unwrap();
-            assert!(says_back(&mut first).await, "another connection");
+            assert!(echoes(&mut first).await, "another connection");
             first.writer.write_all(b"note").await.unwrap();
-            assert!(says_back(&mut first).await);
+            assert!(echoes(&mut first).await);
         }
         let memory = states[0].memory();
         assert_eq!(memory.metadata().unwrap().len(), MEMORY.as_bytes());
@@ -300,8 +300,8 @@ async fn vms_pause_are_saved_and_resume() {
 
 /// Promise (Virtual machines): A Firecracker snapshot resumes with and without the jailer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_state_goes_on_with_a_jailer_and_without() {
-    let test = "a_state_goes_on_with_a_jailer_and_without";
+async fn snapshot_resumes_with_and_without_a_jailer() {
+    let test = "snapshot_resumes_with_and_without_a_jailer";
     if !can_be_confined(test) {
         return;
     }
@@ -460,15 +460,15 @@ async fn failed_restore_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_end_is_told_with_its_reason() {
-    if !can_be_confined("an_end_is_told_with_its_reason") {
+async fn end_of_the_vmm_is_reported_with_its_reason() {
+    if !can_be_confined("end_of_the_vmm_is_reported_with_its_reason") {
         return;
     }
-    for stage in Stage::each("an_end_is_told_with_its_reason", "", VERSION) {
+    for stage in Stage::each("end_of_the_vmm_is_reported_with_its_reason", "", VERSION) {
         let driver = stage.driver(TIMEOUT);
         for (word, by_itself, says) in [(b"exit", true, "restarted"), (b"fail", false, "exit status: 3")] {
             let mut started = promptly(driver.start(stage.description().0)).await.unwrap();
-            assert!(says_back(&mut started).await);
+            assert!(echoes(&mut started).await);
             started.writer.write_all(word).await.unwrap();
             let ended = promptly(started.vm.ended()).await;
             assert!(ended.by_itself == by_itself && ended.why.contains(says), "{ended:?}");
@@ -506,7 +506,7 @@ async fn starts_that_are_given_up_leave_nothing() {
 
 /// The process that is killed in the next test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn makes_one_and_waits() {
+async fn child_starts_a_vm_and_waits() {
     let Some(temp) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
     let started = driver_in(&temp, TIMEOUT).start(description_in(&temp).0).await.unwrap();
     println!("STARTED {}", process(&started));
@@ -522,7 +522,7 @@ async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
     }
     let stage = Stage::new("", VERSION);
     let mut supervisor = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "driver::makes_one_and_waits", "--nocapture"])
+        .args(["--exact", "driver::child_starts_a_vm_and_waits", "--nocapture"])
         .env("COFFERDAM_TEST_DRIVER_KILLED", stage.path())
         .stdout(Stdio::piped())
         .spawn()

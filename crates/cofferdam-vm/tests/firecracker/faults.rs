@@ -37,7 +37,7 @@ async fn a_socket_that_is_not_there_may_come() {
 }
 
 #[tokio::test]
-async fn a_socket_that_nobody_listens_at_is_the_end() {
+async fn socket_without_a_listener_means_the_vmm_has_ended() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("api.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
@@ -47,8 +47,8 @@ async fn a_socket_that_nobody_listens_at_is_the_end() {
 
 /// A guest that broke out into Firecracker owns its directory.
 #[tokio::test]
-async fn a_link_in_the_sockets_place_is_not_followed() {
-    let server = Server::start(|_| Reply::Say(http(204, "")));
+async fn link_at_the_socket_path_is_not_followed() {
+    let server = Server::start(|_| Reply::Respond(http(204, "")));
     let directory = tempfile::tempdir().unwrap();
     let link = directory.path().join("api.sock");
     std::os::unix::fs::symlink(server.client().socket(), &link).unwrap();
@@ -61,9 +61,9 @@ async fn a_link_in_the_sockets_place_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_path_that_json_cannot_say_is_refused_and_nothing_is_sent() {
+async fn path_that_is_not_utf_8_is_refused_before_any_request() {
     use std::os::unix::ffi::OsStrExt;
-    let server = Server::start(|_| Reply::Say(http(204, "")));
+    let server = Server::start(|_| Reply::Respond(http(204, "")));
     let kernel = std::ffi::OsStr::from_bytes(b"/\xff").into();
     let (initrd_path, boot_args) = ("/initrd".into(), String::new());
     let request = Request::BootSource(BootSource { kernel_image_path: kernel, initrd_path, boot_args });
@@ -73,7 +73,7 @@ async fn a_path_that_json_cannot_say_is_refused_and_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_in_firecrackers_words() {
+async fn refusals_quote_firecracker() {
     let full = r#"{"fault_message":"No space left on device (os error 28)"}"#;
     for (status, body, kind, retry, says) in [
         (400, full, ErrorKind::ResourceExhausted, Retry::MayHelp, "No space left"),
@@ -83,7 +83,7 @@ async fn refusals_are_told_in_firecrackers_words() {
         (500, r#"{"fault_message":7}"#, ErrorKind::Unavailable, Retry::MayHelp, "500"),
         (301, "", ErrorKind::Unavailable, Retry::Never, "301"),
     ] {
-        check(&failure_of(Reply::Say(http(status, body))).await, kind, retry, says);
+        check(&failure_of(Reply::Respond(http(status, body))).await, kind, retry, says);
     }
 }
 
@@ -95,17 +95,17 @@ async fn silence_ends_at_the_deadline() {
 #[tokio::test]
 async fn half_an_answer_is_none() {
     for half in ["", "HTTP/1.1 2", "HTTP/1.1 204 X\r\nServer: ", "HTTP/1.1 200 X\r\nContent-Length: 9\r\n\r\n{}"] {
-        let error = failure_of(Reply::SayAndEnd(half.into())).await;
+        let error = failure_of(Reply::RespondAndClose(half.into())).await;
         check(&error, ErrorKind::Unavailable, Retry::Never, "broke");
     }
     let waits = "HTTP/1.1 204 X\r\nServer: ";
-    check(&failure_of(Reply::Say(waits.into())).await, ErrorKind::Unavailable, Retry::MayHelp, "no answer within");
+    check(&failure_of(Reply::Respond(waits.into())).await, ErrorKind::Unavailable, Retry::MayHelp, "no answer within");
 }
 
 #[tokio::test]
-async fn what_is_no_http_breaks_the_connection() {
+async fn invalid_http_breaks_the_connection() {
     for rubbish in [&b"SSH-2.0-x\r\n\r\n"[..], b"\0\0\0\0\0\0\0\0\r\n\r\n", b"HTTP/9.9 204\r\n\r\n"] {
-        check(&failure_of(Reply::Say(rubbish.into())).await, ErrorKind::Unavailable, Retry::Never, "broke");
+        check(&failure_of(Reply::Respond(rubbish.into())).await, ErrorKind::Unavailable, Retry::Never, "broke");
     }
 }
 
@@ -116,10 +116,15 @@ async fn floods_are_cut_off() {
     let chunk = [format!("{:x}\r\n", 32 << 10).into_bytes(), vec![b'x'; 32 << 10], b"\r\n".to_vec()].concat();
     let endless = [chunks, chunk.repeat(64)].concat();
     for answer in [many, endless] {
-        check(&failure_of(Reply::Say(answer)).await, ErrorKind::Unavailable, Retry::Never, "longer than 65536 bytes");
+        check(
+            &failure_of(Reply::Respond(answer)).await,
+            ErrorKind::Unavailable,
+            Retry::Never,
+            "longer than 65536 bytes",
+        );
     }
     let head = [b"HTTP/1.1 200 X\r\n".to_vec(), b"A: b\r\n".repeat(100_000)].concat();
-    check(&failure_of(Reply::Say(head)).await, ErrorKind::Unavailable, Retry::Never, "broke");
+    check(&failure_of(Reply::Respond(head)).await, ErrorKind::Unavailable, Retry::Never, "broke");
     let line = vec![b'x'; 1 << 20];
     check(&failure_of(Reply::Flood(line)).await, ErrorKind::Unavailable, Retry::Never, "broke");
     let interim = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(1000);
@@ -129,18 +134,18 @@ async fn floods_are_cut_off() {
 #[tokio::test]
 async fn an_answer_that_makes_no_sense_is_an_error() {
     for body in ["", "[]", "{}", "nonsense", r#"{"firecracker_version": 7}"#] {
-        let server = Server::start(move |_| Reply::Say(http(200, body)));
+        let server = Server::start(move |_| Reply::Respond(http(200, body)));
         let error = server.client().version("create").await.unwrap_err();
         check(&error, ErrorKind::Unavailable, Retry::Never, "is malformed");
     }
     let unknown = r#"{"app_name":"x","id":"x","state":"Exploded","vmm_version":"x"}"#;
-    let server = Server::start(move |_| Reply::Say(http(200, unknown)));
+    let server = Server::start(move |_| Reply::Respond(http(200, unknown)));
     assert!(server.client().describe("create").await.is_err());
 }
 
 #[tokio::test]
 async fn a_connection_that_was_closed_meanwhile_is_made_again() {
-    let server = Server::start(|_| Reply::SayAndEnd(http(204, "")));
+    let server = Server::start(|_| Reply::RespondAndClose(http(204, "")));
     let client = server.client();
     for _ in 0..3 {
         client.send("create", &START).await.expect("a new connection");
@@ -150,11 +155,11 @@ async fn a_connection_that_was_closed_meanwhile_is_made_again() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_too_late_is_not_the_next_ones() {
+async fn late_response_is_not_read_by_the_next_request() {
     let answer = |state| format!(r#"{{"app_name":"x","id":"x","state":"{state}","vmm_version":"x"}}"#);
     let server = Server::start(move |seen| match seen.connection {
         1 | 2 => Reply::Silence,
-        _ => Reply::Say(http(200, &answer("Running"))),
+        _ => Reply::Respond(http(200, &answer("Running"))),
     });
     let client = server.client();
     assert!(client.describe("create").await.is_err());
@@ -167,7 +172,7 @@ async fn an_answer_that_comes_too_late_is_not_the_next_ones() {
 
 #[tokio::test]
 async fn calls_side_by_side_wait_for_each_other() {
-    let server = Server::start(|_| Reply::Say(http(204, "")));
+    let server = Server::start(|_| Reply::Respond(http(204, "")));
     let client = std::sync::Arc::new(server.client());
     let calls: Vec<_> = (0..32)
         .map(|_| {

@@ -139,7 +139,7 @@ async fn pump(mut streams: tokio::io::DuplexStream, mut connections: mpsc::Recei
     }
 }
 
-pub(crate) async fn said(guest: &Guest, line: &str) -> String {
+pub(crate) async fn output_of(guest: &Guest, line: &str) -> String {
     let request = ExecRequest::shell(line).build().unwrap();
     let handle = guest.start(&request, &Limits::default()).await.unwrap();
     let collected = tokio::time::timeout(NO_HANG, collect(handle)).await.expect("no hang").unwrap();
@@ -166,21 +166,22 @@ async fn agent_is_reached_by_vsock_again_after_each_quiesce() {
     let (guest, evidence) = connecting.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
     assert_eq!(evidence.uids, vec![4711; 4]);
     assert!(evidence.seccomp_filtered && evidence.no_new_privileges, "{evidence:?}");
-    assert_eq!(said(&guest, "echo $(id -u); cat /proc/1/comm").await, "4711\ncofferdam-agent");
+    assert_eq!(output_of(&guest, "echo $(id -u); cat /proc/1/comm").await, "4711\ncofferdam-agent");
     // Guests cannot reach the host through the vsock.
     let tried = "import socket; socket.socket(40, socket.SOCK_STREAM)";
-    let refused = said(&guest, &format!("python3 -c '{tried}' 2>&1 | tail -n 1")).await;
+    let refused = output_of(&guest, &format!("python3 -c '{tried}' 2>&1 | tail -n 1")).await;
     assert!(refused.contains("not supported") || refused.contains("not permitted"), "{refused}");
-    said(&guest, "i=0; while :; do i=$((i+1)); echo $i > /workspace/count; sleep 0.05; done >/dev/null 2>&1 &").await;
+    output_of(&guest, "i=0; while :; do i=$((i+1)); echo $i > /workspace/count; sleep 0.05; done >/dev/null 2>&1 &")
+        .await;
     for _ in 0..3 {
-        let before: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
+        let before: u64 = output_of(&guest, "cat /workspace/count").await.parse().unwrap();
         guest.quiesce().await.unwrap();
         connections.send(None).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         connections.send(Some(vm.connected().await)).await.unwrap();
         guest.release().await.unwrap();
-        said(&guest, "sleep 0.3").await;
-        let after: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
+        output_of(&guest, "sleep 0.3").await;
+        let after: u64 = output_of(&guest, "cat /workspace/count").await.parse().unwrap();
         assert!(after > before, "the guest was not resumed: {before} {after}");
     }
     // Another host reattaches to the quiesced VM, as after a restore.
@@ -192,11 +193,11 @@ async fn agent_is_reached_by_vsock_again_after_each_quiesce() {
     other.send(Some(vm.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
     let reseed = Reseed::new("another-machine").unwrap();
-    let adopting = Guest::reattach(reader, writer, settings(), (record, None), reseed, Instant::now() + NO_HANG);
-    let (adopted, _) = adopting.await.unwrap();
-    assert_eq!(said(&adopted, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
+    let reattaching = Guest::reattach(reader, writer, settings(), (record, None), reseed, Instant::now() + NO_HANG);
+    let (reattached, _) = reattaching.await.unwrap();
+    assert_eq!(output_of(&reattached, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
     // The end of its host ends the VM, here by a restart.
-    adopted.close().await;
+    reattached.close().await;
     drop(other);
     let (mut vm, begun) = (vm, Instant::now());
     while vm.processes[1].try_wait().unwrap().is_none() {

@@ -8,13 +8,13 @@ use cofferdam_contract::ErrorKind;
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::Vmm;
 
-use crate::driver::{MAX_STATE, SHORT, TIMEOUT, VERSION, can_be_confined, promptly, says_back};
+use crate::driver::{MAX_STATE, SHORT, TIMEOUT, VERSION, can_be_confined, echoes, promptly};
 use crate::stage::Stage;
 
 /// Promise (Virtual machines): A connection to a guest agent that breaks before the first message is opened again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
-    let test = "a_connection_that_is_lost_before_anything_was_said_is_made_again";
+async fn connection_lost_before_any_byte_is_retried() {
+    let test = "connection_lost_before_any_byte_is_retried";
     if !can_be_confined(test) {
         return;
     }
@@ -23,14 +23,14 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
         let stage = Stage::new(&format!("lose {lost}"), VERSION);
         let mut started = promptly(stage.driver(TIMEOUT).start(stage.description().0)).await.unwrap();
         if lost == 3 {
-            assert!(says_back(&mut started).await);
+            assert!(echoes(&mut started).await);
             started.vm.pause().await.unwrap();
             promptly(started.vm.snapshot(MAX_STATE)).await.unwrap();
             started.vm.resume().await.unwrap();
         }
         // Time for it to be lost.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert!(says_back(&mut started).await, "connection {lost}: {}", started.vm.console());
+        assert!(echoes(&mut started).await, "connection {lost}: {}", started.vm.console());
         promptly(started.vm.kill()).await.unwrap();
         assert_eq!(stage.left(), Vec::<PathBuf>::new());
     }
@@ -38,7 +38,7 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
 
 /// Promise (Virtual machines): A replaced Firecracker program is inspected again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_was_replaced_is_asked_again() {
+async fn replaced_program_is_probed_again() {
     let stage = Stage::new("", VERSION);
     let driver = stage.driver(TIMEOUT);
     assert_eq!(driver.version().await.unwrap(), VERSION);
@@ -111,8 +111,8 @@ async fn a_program_that_prints_no_version_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
-    let test = "what_cannot_be_jailed_is_refused_before_anything_is_made";
+async fn unusable_jailer_is_refused_before_anything_is_created() {
+    let test = "unusable_jailer_is_refused_before_anything_is_created";
     let stage = Stage::new("", VERSION);
     stage.write_jailer("1.16.3", ":");
     let refused = |jailer| {
@@ -144,7 +144,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
 
 /// Promise (Virtual machines): Capabilities that Firecracker does not have answer `Unsupported`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_firecracker_cannot_do_is_refused() {
+async fn unsupported_firecracker_features_are_refused() {
     let stage = Stage::new("", VERSION);
     let driver = stage.driver(TIMEOUT);
     let many = cofferdam_vm::vmm::VmDescription { processors: 33, ..stage.description().0 };

@@ -108,13 +108,13 @@ async fn starts_a_vm(test: &str, program: PathBuf, jailer: Jailer) {
     let started = driver.start(description).await.unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let (guest, _) = Guest::connect(started.reader, started.writer, Settings::default(), deadline).await.unwrap();
-    assert_eq!(crate::guest::said(&guest, "echo hello").await, "hello");
+    assert_eq!(crate::guest::output_of(&guest, "echo hello").await, "hello");
     let record = guest.quiesce().await.unwrap().into_record();
     started.vm.pause().await.unwrap();
     let state = started.vm.snapshot(again).await.unwrap();
     started.vm.resume().await.unwrap();
     guest.release().await.unwrap();
-    assert_eq!(crate::guest::said(&guest, "echo again").await, "again");
+    assert_eq!(crate::guest::output_of(&guest, "echo again").await, "again");
     started.vm.kill().await.unwrap();
     let disks = vec![disk(crate::guest::image(test).unwrap().root)];
     let hardware = Hardware { memory: again, processors: 1, disks, port: "dev.x" };
@@ -122,10 +122,10 @@ async fn starts_a_vm(test: &str, program: PathBuf, jailer: Jailer) {
     restored.vm.resume().await.unwrap();
     let reseed = Reseed::new("another").unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    let adopting =
+    let reattaching =
         Guest::reattach(restored.reader, restored.writer, Settings::default(), (record, None), reseed, deadline);
-    let (adopted, _) = adopting.await.unwrap();
-    assert_eq!(crate::guest::said(&adopted, "echo restored").await, "restored");
+    let (reattached, _) = reattaching.await.unwrap();
+    assert_eq!(crate::guest::output_of(&reattached, "echo restored").await, "restored");
     restored.vm.kill().await.unwrap();
     assert!(empty(), "something is left");
 }

@@ -406,10 +406,10 @@ async fn acts_as_a_firecracker_with_a_vm() {
             match kind.as_str() {
                 "die" => std::process::exit(9),
                 "hang" => return Reply::Silence,
-                "refuse" => return Reply::Say(http(400, r#"{"fault_message":"No space left on device"}"#)),
-                "rubbish" => return Reply::SayAndEnd(b"SSH-2.0-x\r\n\r\n".to_vec()),
+                "refuse" => return Reply::Respond(http(400, r#"{"fault_message":"No space left on device"}"#)),
+                "rubbish" => return Reply::RespondAndClose(b"SSH-2.0-x\r\n\r\n".to_vec()),
                 // It claims success without doing anything.
-                "lie" => return Reply::Say(http(204, "")),
+                "lie" => return Reply::Respond(http(204, "")),
                 other => panic!("{other}"),
             }
         }
@@ -417,13 +417,15 @@ async fn acts_as_a_firecracker_with_a_vm() {
         let breaches = contract::breaches(&description, &seen.method, &seen.path, seen.body.as_ref(), success);
         let done = if breaches.is_empty() { obey(&fake, seen) } else { Err(breaches.join("; ")) };
         match (done, success, seen.path.as_str()) {
-            (Err(why), ..) => Reply::Say(http(400, &json!({ "fault_message": why }).to_string())),
-            (Ok(()), 204, _) => Reply::Say(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
-            (Ok(()), _, "/version") => Reply::Say(http(200, &json!({ "firecracker_version": version }).to_string())),
+            (Err(why), ..) => Reply::Respond(http(400, &json!({ "fault_message": why }).to_string())),
+            (Ok(()), 204, _) => Reply::Respond(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
+            (Ok(()), _, "/version") => {
+                Reply::Respond(http(200, &json!({ "firecracker_version": version }).to_string()))
+            }
             (Ok(()), ..) => {
                 let state = fake.lock().state;
                 let about = json!({ "app_name": "Firecracker", "id": name, "state": state, "vmm_version": version });
-                Reply::Say(http(200, &about.to_string()))
+                Reply::Respond(http(200, &about.to_string()))
             }
         }
     })

@@ -29,9 +29,9 @@ pub(crate) struct Seen {
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     /// Sends these bytes, and waits for the next request.
-    Say(Vec<u8>),
+    Respond(Vec<u8>),
     /// Sends these bytes, and closes the connection.
-    SayAndEnd(Vec<u8>),
+    RespondAndClose(Vec<u8>),
     /// Sends nothing.
     Silence,
     /// Sends these bytes repeatedly.
@@ -98,12 +98,12 @@ async fn serve(mut stream: UnixStream, connection: usize, reply: &dyn Reacts, al
     while let Some(seen) = read(&mut stream, &mut buffer, connection).await {
         all.lock().push(seen.clone());
         match reply.react(&seen) {
-            Reply::Say(bytes) => {
+            Reply::Respond(bytes) => {
                 if stream.write_all(&bytes).await.is_err() {
                     return;
                 }
             }
-            Reply::SayAndEnd(bytes) => {
+            Reply::RespondAndClose(bytes) => {
                 let _ = stream.write_all(&bytes).await;
                 return;
             }

@@ -51,7 +51,7 @@ async fn the_guests_first_bytes_come_out_of_the_stream() {
 }
 
 #[tokio::test]
-async fn a_port_that_nobody_listens_at_may_be_tried_again() {
+async fn vsock_port_without_a_listener_can_be_retried() {
     let (directory, _asked) = socket(b"", true);
     let error = failure(&directory.path().join("v.sock")).await;
     assert!(error.to_string().contains("no process inside listens"), "{error}");
@@ -59,7 +59,7 @@ async fn a_port_that_nobody_listens_at_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn what_is_no_greeting_is_refused() {
+async fn malformed_greeting_is_refused() {
     for answer in [&b"NO\n"[..], b"OK\n", b"OK x\n", b"OK 99999999999999999999999999\n", b"xxxxxxxxxxxxxxxxxxxxxxxx"] {
         let (directory, _asked) = socket(answer, false);
         let error = failure(&directory.path().join("v.sock")).await;

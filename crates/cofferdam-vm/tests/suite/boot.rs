@@ -28,7 +28,7 @@ pub(crate) fn description(image: &Image, options: &str) -> VmDescription {
 }
 
 pub(crate) async fn start(image: &Image, options: &str) -> Started {
-    Qemu::new(QemuConfig::default()).unwrap().start(description(image, options)).await.expect("a machine")
+    Qemu::new(QemuConfig::default()).unwrap().start(description(image, options)).await.expect("a VM")
 }
 
 async fn greeted(image: &Image) -> (Box<dyn Vm>, Guest, Evidence) {
@@ -72,8 +72,8 @@ async fn vm_boots_runs_a_command_and_leaves_nothing() {
     let handle = promptly(guest.start(&request, &Limits::default())).await.unwrap();
     let done = promptly(collect(handle)).await.unwrap();
     println!("a command after {:?}: {done:?}", begun.elapsed());
-    let said = String::from_utf8_lossy(&done.stdout).into_owned();
-    assert!(said.starts_with(&format!("4711:4712 {}\nx\n", image.release)), "{said}");
+    let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(printed.starts_with(&format!("4711:4712 {}\nx\n", image.release)), "{printed}");
     promptly(guest.close()).await;
     let ended = promptly(vm.ended()).await;
     assert!(ended.by_itself, "{ended:?}");

@@ -157,7 +157,7 @@ fn nothing(temp: &Path) -> VmDescription {
 /// The part of [`vmm_without_confinement_is_not_started`] that runs without an isolation mechanism.
 #[tokio::test]
 async fn confined() {
-    let wall = match std::env::var(PART).as_deref() {
+    let boundary = match std::env::var(PART).as_deref() {
         Ok("no-namespaces") => "namespaces",
         Ok("no-landlock") => {
             forbid_landlock();
@@ -168,15 +168,15 @@ async fn confined() {
     let temp = tempfile::tempdir().unwrap();
     let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(temp.path())).await;
     let error = started.map(drop).expect_err("a VMM without isolation");
-    let named = matches!(&error, VmError::NoWall { wall: found } if found.starts_with(wall));
+    let named = matches!(&error, VmError::MissingBoundary { boundary: found } if found.starts_with(boundary));
     assert!(named, "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
     let findings = doctor(&VmConfig::new(temp.path())).await;
-    let name = if wall == "Landlock" { "VMM files" } else { "VMM network" };
+    let name = if boundary == "Landlock" { "VMM files" } else { "VMM network" };
     let found = findings.iter().find(|finding| finding.name == name).unwrap();
     assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");
-    println!("refused: {wall}");
+    println!("refused: {boundary}");
 }
 
 /// Makes the kernel appear without Landlock for this thread and its children.
@@ -192,10 +192,10 @@ fn forbid_landlock() {
     install(&Program { instructions }).expect("a filter");
 }
 
-fn was_refused(output: &Output, wall: &str) {
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains(&format!("refused: {wall}")), "{said}");
+fn was_refused(output: &Output, boundary: &str) {
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(printed.contains(&format!("refused: {boundary}")), "{printed}");
 }
 
 /// Root starts VMMs as another user, which may lack access to the program. That is not a lack of isolation.
@@ -294,8 +294,8 @@ echo full; while :; do :; done
 
 /// Promise (Limits): A guest that exhausts the open files of a VM's kernel keeps its CPU limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit() {
-    let test = "who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit";
+async fn guest_that_exhausts_kernel_files_keeps_its_cpu_limit() {
+    let test = "guest_that_exhausts_kernel_files_keeps_its_cpu_limit";
     let Some(backend) = support::backend(test) else { return };
     let limits = Limits {
         memory: Some(ByteSize::from_mebibytes(64)),

@@ -74,7 +74,7 @@ fn programs(root: &Path, names: &[(&'static str, &'static str)]) -> Vec<(&'stati
 }
 
 async fn started(description: VmDescription) -> Started {
-    Qemu::new(QemuConfig::default()).unwrap().start(description).await.expect("a machine")
+    Qemu::new(QemuConfig::default()).unwrap().start(description).await.expect("a VM")
 }
 
 /// Floods the serial console from the kernel's first program on; the VM must stay usable.
@@ -125,7 +125,7 @@ async fn port(image: &Image, root: &Path, temp: &Path) {
     assert!(peak() - before < MAX_MEMORY, "{} bytes more", peak() - before);
 }
 
-/// The part that [`root_who_floods_a_console_costs_its_supervisor_nothing`] runs; not a test of its own.
+/// The part that [`console_flood_by_root_costs_the_supervisor_nothing`] runs; not a test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flooded() {
     let Ok(part) = std::env::var("COFFERDAM_TEST_PART") else { return };
@@ -145,15 +145,15 @@ async fn flooded() {
 /// Promise (Virtual machines): A root guest that floods the serial console or the guest agent's port neither hangs its
 /// supervisor nor exhausts its memory.
 #[test]
-fn root_who_floods_a_console_costs_its_supervisor_nothing() {
-    if support::image("root_who_floods_a_console_costs_its_supervisor_nothing").is_none() {
+fn console_flood_by_root_costs_the_supervisor_nothing() {
+    if support::image("console_flood_by_root_costs_the_supervisor_nothing").is_none() {
         return;
     }
     for part in ["serial", "port"] {
         let output = again("consoles::flooded", part).output().expect("it starts");
-        let said = String::from_utf8_lossy(&output.stdout);
-        println!("{said}");
-        assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(said.contains(&format!("borne: {part}")), "{said}");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        println!("{printed}");
+        assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(printed.contains(&format!("borne: {part}")), "{printed}");
     }
 }

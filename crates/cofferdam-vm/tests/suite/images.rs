@@ -46,10 +46,10 @@ fn ordinary_user_builds_an_image_and_starts_a_vm() {
     again.args(["--exact", "boot::vm_boots_runs_a_command_and_leaves_nothing", "--nocapture"]);
     again.env("COFFERDAM_TEST_CACHE", temp.path()).env("TMPDIR", temp.path()).env("HOME", temp.path());
     let output = again.current_dir("/").uid(USER).gid(USER).output().expect("it starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}");
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("greeted and measured"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(printed.contains("greeted and measured"), "{printed}");
 }
 
 /// Adds a layer, and returns the digests of its contents and of its compressed file.
@@ -144,8 +144,8 @@ async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
         let copy = backend.restore(snapshot.clone(), Spec::default()).await.unwrap();
         let line = format!("cat /etc/machine-id {BUS}");
         let done = copy.exec(ExecRequest::shell(line).build().unwrap()).await.unwrap();
-        let said = String::from_utf8_lossy(&done.stdout);
-        let lines: Vec<&str> = said.lines().collect();
+        let printed = String::from_utf8_lossy(&done.stdout);
+        let lines: Vec<&str> = printed.lines().collect();
         assert!(lines.len() == 2 && lines[0] == lines[1] && lines[0].len() == 32, "{done:?}");
         ids.push(lines[0].to_owned());
         copy.close().await.unwrap();

@@ -19,7 +19,7 @@ use crate::support::{self, NO_HANG};
 
 /// Marks the process that keeps a VM until it is killed.
 const HOLDER: &str = "COFFERDAM_TEST_HOLDER";
-const HOLDS: &str = "it holds a machine";
+const HOLDS: &str = "it holds a VM";
 /// The number of busy processes in that VM.
 const SPINNERS: u32 = 500;
 
@@ -177,8 +177,8 @@ fn killed_supervisor_leaves_no_vm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_waits_for_any_more_is_not_left() {
-    let Some(backend) = support::backend("what_nobody_waits_for_any_more_is_not_left") else { return };
+async fn abandoned_vms_leave_nothing() {
+    let Some(backend) = support::backend("abandoned_vms_leave_nothing") else { return };
     let before = support::census();
     // Cancelled during the boot.
     let given_up = tokio::time::timeout(Duration::from_millis(700), backend.create(spec(81))).await;
@@ -307,7 +307,7 @@ async fn vm_that_cannot_resume_is_killed() {
     // 83 MiB for guests, and the kernel's share.
     let pid = Pid::from_raw(support::vmm_with("182M").cast_signed()).unwrap();
     promptly(sandbox.pause()).await.unwrap();
-    // It is told to resume, and does not answer.
+    // It receives a request to resume, and does not answer.
     kill_process(pid, Signal::STOP).unwrap();
     promptly(sandbox.resume()).await.expect_err("the VMM is stopped");
     is_gone(pid).await;

@@ -73,8 +73,8 @@ async fn create(backend: &VmBackend) -> Arc<dyn Sandbox> {
 
 /// Promise (Virtual machines): A program resumes from a snapshot of a restored VM, in memory and in files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_goes_on_over_three_generations() {
-    let Some(backend) = support::backend("a_program_goes_on_over_three_generations") else { return };
+async fn program_resumes_over_three_generations() {
+    let Some(backend) = support::backend("program_resumes_over_three_generations") else { return };
     let before = support::census();
     let source = create(&backend).await;
     run(&source, FILES).await;
@@ -234,8 +234,8 @@ async fn twenty_pauses_lose_no_byte_and_a_paused_vm_is_saved() {
 
 /// Promise (Virtual machines): A snapshot that cannot satisfy the spec is refused, and no limit is dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_honoured_is_refused() {
-    let Some(backend) = support::backend("what_cannot_be_honoured_is_refused") else { return };
+async fn snapshot_that_cannot_satisfy_the_spec_is_refused() {
+    let Some(backend) = support::backend("snapshot_that_cannot_satisfy_the_spec_is_refused") else { return };
     let before = support::census();
     let source = create(&backend).await;
     let snapshot = promptly(source.snapshot()).await.unwrap();

@@ -43,8 +43,8 @@ pub(crate) fn has_vmm() -> bool {
 /// Returns the image of the tests, built once, or the reason why there is none. If VM tests are enabled and possible, a
 /// failed build is a test failure.
 fn made() -> &'static Result<Image, String> {
-    static MADE: OnceLock<Result<Image, String>> = OnceLock::new();
-    MADE.get_or_init(|| {
+    static IMAGE: OnceLock<Result<Image, String>> = OnceLock::new();
+    IMAGE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
             return Err("tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1".to_owned());
         }

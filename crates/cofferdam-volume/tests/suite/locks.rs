@@ -10,7 +10,7 @@ use crate::common::{Fixture, name, request};
 
 /// Promise (Files): A volume has one writer or any number of readers, and the refusal of another user names its holder.
 #[test]
-fn one_writer_or_many_readers_use_a_volume() {
+fn volume_has_a_single_writer_or_many_readers() {
     let fixture = Fixture::new();
     let store = &fixture.store;
     store.create(&name("v"), None).unwrap();

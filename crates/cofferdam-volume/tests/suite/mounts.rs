@@ -187,8 +187,8 @@ fn a_volume_is_usable_after_a_crash() {
 
 /// Promise (Files): The host's kernel never mounts a file system that a guest could write directly.
 #[test]
-fn a_file_system_that_was_a_disk_is_created_anew_before_it_is_mounted() {
-    if !can_mount("a_file_system_that_was_a_disk_is_created_anew_before_it_is_mounted") {
+fn file_system_that_a_guest_wrote_is_recreated_before_a_mount() {
+    if !can_mount("file_system_that_a_guest_wrote_is_recreated_before_a_mount") {
         return;
     }
     let fixture = Fixture::new();

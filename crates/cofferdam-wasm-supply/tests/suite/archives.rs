@@ -120,7 +120,7 @@ fn truncated_zip_is_refused() {
 }
 
 #[test]
-fn zip_unpacks_what_is_wanted() {
+fn zip_unpacks_selected_files_only() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     unzip(&zip_of(&[("bin/x", false), ("bin/skip", false)]), directory.path()).expect("unpacked");
     assert_eq!(fs::read(directory.path().join("out/bin/x")).expect("the file"), b"content");

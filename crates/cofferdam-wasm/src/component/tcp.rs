@@ -35,8 +35,8 @@ impl tcp_create_socket::Host for Host {
             IpAddressFamily::Ipv4 => Family::V4,
             IpAddressFamily::Ipv6 => Family::V6,
         };
-        let made = self.egress.as_ref().map(|egress| egress.socket(family)).transpose()?.flatten();
-        let connection = Arc::new(made.ok_or(ErrorCode::NewSocketLimit)?);
+        let opened = self.egress.as_ref().map(|egress| egress.socket(family)).transpose()?.flatten();
+        let connection = Arc::new(opened.ok_or(ErrorCode::NewSocketLimit)?);
         Ok(self.push_resource(TcpSocket { connection, remote: None })?)
     }
 }

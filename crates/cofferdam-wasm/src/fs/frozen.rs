@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_refused() {
+    fn invalid_frozen_tree_is_refused() {
         let good = sample().freeze();
         let spoil = |change: &dyn Fn(&mut Vec<FrozenNode>)| {
             let mut bad = good.clone();

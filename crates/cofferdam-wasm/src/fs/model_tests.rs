@@ -242,8 +242,9 @@ fn small(limit: u64) -> Tree {
 fn empty_files_fill_the_disk_too() {
     let mut tree = small(64 << 10);
     let how = OpenHow { create: true, writes: true, ..OpenHow::default() };
-    let made = (0..10_000).take_while(|n| tree.open(BASE, &format!("f{n}"), LastLink::Follow, how, 0).is_ok()).count();
-    assert!((10..128).contains(&made), "{made} files in 64 KiB");
+    let created =
+        (0..10_000).take_while(|n| tree.open(BASE, &format!("f{n}"), LastLink::Follow, how, 0).is_ok()).count();
+    assert!((10..128).contains(&created), "{created} files in 64 KiB");
     assert_eq!(tree.open(BASE, "more", LastLink::Follow, how, 0), Err(FsError::Full));
     assert_eq!(tree.make_symlink(BASE, "more", "x", 0), Err(FsError::Full));
     assert_eq!(tree.disk(), tree.cost_of_all());
@@ -332,7 +333,7 @@ fn links_are_followed_only_so_far() {
 }
 
 #[test]
-fn a_listing_goes_on_where_it_stopped_although_entries_go() {
+fn listing_continues_after_entries_are_removed() {
     let mut tree = small(1 << 20);
     for name in ["a", "b", "c", "d"] {
         tree.make_directory(BASE, name, 0).unwrap();

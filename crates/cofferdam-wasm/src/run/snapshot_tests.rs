@@ -142,7 +142,7 @@ async fn descriptors_that_no_guest_can_open_are_refused() {
 }
 
 #[tokio::test]
-async fn a_claim_to_write_is_worth_nothing_where_the_spec_says_read_only() {
+async fn write_access_in_a_snapshot_is_refused_by_a_read_only_spec() {
     let backend = WasmBackend::default();
     let good = snapshot(&backend, &["make"]).await;
     assert_ne!(written(&backend, &good, read_only()).await.unwrap(), 0);

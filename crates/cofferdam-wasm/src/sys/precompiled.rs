@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_the_file_after_it_was_hashed_changes_nothing() {
+    fn change_of_a_file_after_its_hash_has_no_effect() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::new(directory.path().join("cache"));
         cache.prepare().unwrap();

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_does_not_trust_what_its_parent_counted() {
+    fn forked_child_ignores_the_fault_count_of_its_parent() {
         let image = Image::new(1 << 16, [(5000, &[1; 100][..])].into_iter()).unwrap();
         let mut mapping = Mapping::new(&image, 1 << 17).unwrap();
         write(&mut mapping, 0);

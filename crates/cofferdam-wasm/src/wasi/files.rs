@@ -334,7 +334,7 @@ impl Call<'_> {
                 break;
             }
         }
-        // A full buffer tells the guest that there are more entries. The last entry may be truncated.
+        // A full buffer means that there are more entries. The last entry may be truncated.
         bytes.truncate(length as usize);
         self.memory.put(buffer, &bytes)?;
         Ok(self.memory.put_u32(result, bytes.len() as u32)?)

@@ -50,7 +50,7 @@ impl Programs for AdaptedPrograms {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kit_passes_with_components() {
+async fn conformance_suite_passes_with_components() {
     let target = Target::new(Arc::new(WasmBackend::default()), AdaptedPrograms);
     let report = run(&target, &Options { parallelism: 2, ..Options::default() }).await;
     println!("{report}");

@@ -34,7 +34,7 @@ async fn instances_of_instances_are_counted_before_they_are_made() {
 }
 
 #[tokio::test]
-async fn what_is_nested_too_deeply_is_refused() {
+async fn too_deep_nesting_is_refused() {
     for depth in [11, 90] {
         let text = format!("{}{}", "(component ".repeat(depth), ")".repeat(depth));
         assert!(refused(&text).await.to_string().contains("nested too deeply"));
@@ -80,7 +80,7 @@ async fn components_that_are_passed_on_are_refused() {
 }
 
 #[tokio::test]
-async fn what_its_modules_must_not_be_no_component_hides() {
+async fn forbidden_core_modules_inside_components_are_refused() {
     let blocks = "(if (i64.eqz (local.get 0)) (then (local.set 1 (i64.const 3))))".repeat(60_000);
     let locals = "i64 ".repeat(20_000);
     for module in [

@@ -230,7 +230,7 @@ async fn open_files_run_out_before_memory_does() {
 }
 
 #[tokio::test]
-async fn what_is_closed_makes_room() {
+async fn closed_resources_free_their_slots() {
     let (data, places) = texts(&["file"]);
     let code = format!(
         "(local.set $i (call $directory (i32.const 0)))

@@ -160,7 +160,7 @@ async fn a_seed_determines_clocks_and_random_numbers() {
 }
 
 #[tokio::test]
-async fn a_wait_for_several_tells_which_are_ready() {
+async fn poll_of_several_reports_the_ready_ones() {
     // A thousand seconds, one millisecond, and the end of the input.
     let waits = component(
         "(i32.store (i32.const 512) (call $after (i64.const 1000000000000)))
@@ -211,7 +211,7 @@ async fn every_limit_ends_or_refuses() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_full_is_told_to_the_stream() {
+async fn stream_reports_a_full_disk() {
     let (data, places) = texts(&["big"]);
     let fill = component_with(
         &data,

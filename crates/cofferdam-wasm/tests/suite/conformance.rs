@@ -7,7 +7,7 @@ use cofferdam_wasm::{WasmBackend, WasmPrograms};
 
 /// Promise (WebAssembly): The WebAssembly backend passes the conformance suite.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kit_passes() {
+async fn conformance_suite_passes() {
     let target = Target::new(Arc::new(WasmBackend::default()), WasmPrograms);
     let report = run(&target, &Options { parallelism: 2, ..Options::default() }).await;
     println!("{report}");

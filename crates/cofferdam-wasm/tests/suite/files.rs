@@ -15,7 +15,7 @@ fn request(program: P) -> ExecRequest {
 }
 
 #[tokio::test]
-async fn a_list_shows_what_guests_made_in_order() {
+async fn list_shows_files_of_guests_in_order() {
     let sandbox = sandbox(Spec::default()).await;
     for (name, contents) in [("b", "12345"), ("a/below", "x"), ("B", "")] {
         sandbox.write_bytes(&path(name), contents).await.unwrap();
@@ -97,7 +97,7 @@ async fn a_script_is_private_to_its_exec() {
 
 /// Promise (Files): The file API of a module does not change a host directory that is mounted read-only.
 #[tokio::test]
-async fn a_directory_that_was_lent_to_be_read_is_not_changed_by_the_file_api() {
+async fn file_api_does_not_change_a_read_only_mount() {
     let mounted = tempfile::tempdir().unwrap();
     std::fs::create_dir(mounted.path().join("sub")).unwrap();
     std::fs::write(mounted.path().join("sub/given"), "by the host").unwrap();

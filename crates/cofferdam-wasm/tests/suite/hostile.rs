@@ -47,9 +47,11 @@ async fn no_path_leads_above_its_directory() {
         for fd in 3..6 {
             // `a` exists, so only the `..` can be the reason for the refusal.
             let (placed, places) = place(&["a", path]);
-            let (made, asked) = (places[0], places[1]);
-            let make =
-                format!("(drop (call $path_create_directory (i32.const {fd}) (i32.const {}) (i32.const 1)))", made.0);
+            let (created, asked) = (places[0], places[1]);
+            let make = format!(
+                "(drop (call $path_create_directory (i32.const {fd}) (i32.const {}) (i32.const 1)))",
+                created.0
+            );
             let module = program("", &format!("{placed} {make} (call $exit {})", open(fd, asked)));
             let code = run(module, Spec::default()).await.unwrap().exit.code;
             assert_eq!(code, PERM, "{path} from {fd}");
@@ -115,13 +117,13 @@ async fn a_slash_at_the_end_leads_no_further() {
             );
             // One program makes all calls, and prints their results.
             let calls = calls(places[2].0, places[2].1, there);
-            let told: String = calls
+            let tell_calls: String = calls
                 .iter()
                 .map(|call| {
                     format!("(call $print_number (i64.extend_i32_u {call})) (call $print_number (i64.const 1000))")
                 })
                 .collect();
-            let done = run(program(imports, &format!("{placed} {make} {told}")), Spec::default()).await.unwrap();
+            let done = run(program(imports, &format!("{placed} {make} {tell_calls}")), Spec::default()).await.unwrap();
             let answers: Vec<_> = text(&done.stdout).split_terminator("1000").map(str::to_owned).collect();
             assert_eq!(answers, ["63"; 9], "{path} to {target}: {:?} {}", done.exit, text(&done.stderr));
         }

@@ -206,7 +206,7 @@ pub(crate) fn runs_on_two_threads(loaded: &Loaded, until: impl Fn(usize) -> bool
 
 /// Promise (WebAssembly): No run sees the memory of another over thousands of direct runs on two threads.
 #[test]
-fn nothing_of_thousands_of_runs_on_two_threads_is_seen_by_another() {
+fn thousands_of_runs_on_two_threads_see_no_foreign_memory() {
     let loaded = load(checking(), spec());
     assert_eq!(runs_on_two_threads(&loaded, |round| round == 1500), 3000);
 }
@@ -231,7 +231,7 @@ fn nothing_is_seen_while_the_process_takes_page_faults_all_the_time() {
 
 /// Promise (WebAssembly): A run that only reads sees nothing of an earlier run that wrote all its memory.
 #[test]
-fn a_run_that_only_looks_after_one_that_wrote_everything_sees_nothing() {
+fn reading_run_sees_nothing_of_a_run_that_wrote_all_memory() {
     let loaded = load(checking(), spec());
     let seen = loaded.on_runner(|runner| {
         for mischief in [Mischief::Many, Mischief::Zeros, Mischief::Grow, Mischief::Memory, Mischief::Forever] {
@@ -249,7 +249,7 @@ fn a_run_that_only_looks_after_one_that_wrote_everything_sees_nothing() {
 
 /// Tests the check itself: it must detect wrong values.
 #[test]
-fn the_look_finds_a_word_that_is_not_as_it_was() {
+fn memory_check_finds_a_changed_word() {
     let (module, prefix) = (checking(), format!("(i32.const {}) \"", DATA[2].0));
     let text = wasmprinter::print_bytes(&module).unwrap();
     let (before, after) = text.split_once(&prefix).expect("the last data");
@@ -267,7 +267,7 @@ fn the_look_finds_a_word_that_is_not_as_it_was() {
 }
 
 #[test]
-fn what_lies_behind_the_memory_traps_after_a_run_that_had_grown_it() {
+fn access_beyond_memory_traps_after_a_run_that_grew_it() {
     let module = assemble(
         r#"(module
           (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
@@ -372,7 +372,7 @@ fn files_descriptors_and_streams_of_a_run_are_its_own() {
 }
 
 #[test]
-fn a_runner_says_what_it_cannot_do() {
+fn runner_reports_limits_and_panics() {
     let small = limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(1)));
     let loaded = load(checking(), small);
     let exit = loaded.on_runner(|runner| runner.run(&Call::default()).map(|done| done.exit)).unwrap();

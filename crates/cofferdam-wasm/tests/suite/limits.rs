@@ -46,7 +46,7 @@ async fn a_program_that_gives_up_without_memory_was_killed_by_the_limit() {
 
 /// Promise (WebAssembly): The initial memories and tables of a module count against the memory limit.
 #[tokio::test]
-async fn what_a_module_begins_with_counts() {
+async fn initial_memories_and_tables_count() {
     for module in [
         r#"(module (memory 65536) (func (export "_start")))"#,
         r#"(module (table 1000000 funcref) (func (export "_start")))"#,
@@ -148,7 +148,7 @@ async fn execs_at_once_are_the_processes_that_are_counted() {
 }
 
 #[tokio::test]
-async fn the_posture_claims_what_these_tests_show() {
+async fn posture_claims_the_tested_protections() {
     let sandbox = sandbox(Spec::default()).await;
     for protection in [
         Protection::Memory,

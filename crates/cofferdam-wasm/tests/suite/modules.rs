@@ -33,7 +33,7 @@ fn good() -> Vec<u8> {
 
 /// Promise (WebAssembly): A file that is not a module is refused with that reason.
 #[tokio::test]
-async fn what_is_no_module_is_refused_as_such() {
+async fn file_that_is_no_module_is_refused() {
     let backend = WasmBackend::default();
     for (bytes, kind) in [
         (b"".to_vec(), ErrorKind::NotExecutable),
@@ -152,7 +152,7 @@ async fn a_module_beyond_its_size_is_refused() {
 
 /// Promise (WebAssembly): The wait for the compiler is bounded.
 #[tokio::test]
-async fn who_waits_for_the_compiler_waits_only_so_long() {
+async fn wait_for_the_compiler_is_bounded() {
     let config = WasmConfig { compile_time: Duration::from_millis(20), compilers: 2, ..WasmConfig::default() };
     let backend = WasmBackend::new(config);
     let error = start(&backend, bomb(400, 4000)).await.expect_err("the compilation takes longer");

@@ -75,7 +75,7 @@ fn ended(done: &Completed) -> (i32, Option<i32>) {
 
 /// Promise (WebAssembly): A component reaches the addresses that the network policy lists.
 #[tokio::test]
-async fn what_is_listed_can_be_talked_to() {
+async fn listed_addresses_are_reachable() {
     let (port, served) = server(2, echo);
     let (data, places) = texts(&["across the wall", "localhost", "LocalHost."]);
     for (host, connect) in
@@ -96,7 +96,7 @@ async fn what_is_listed_can_be_talked_to() {
 
 /// Promise (WebAssembly): A component reaches no address that the network policy does not list.
 #[tokio::test]
-async fn what_is_not_listed_is_refused() {
+async fn unlisted_addresses_are_refused() {
     // No connection may arrive here.
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -146,7 +146,7 @@ async fn what_is_not_listed_is_refused() {
 
 /// Promise (WebAssembly): A listed name never leads to this host or its network.
 #[tokio::test]
-async fn a_name_must_not_lead_to_this_machine_or_its_network() {
+async fn names_do_not_resolve_to_private_addresses() {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let resolved: Vec<IpAddr> =
         (name.as_str(), 0).to_socket_addrs().map_or(Vec::new(), |found| found.map(|a| a.ip()).collect());
@@ -239,7 +239,7 @@ fn deaf() -> (u16, impl Sized) {
 
 /// Promise (WebAssembly): A peer that never answers does not keep a component beyond its timeout or a cancel.
 #[tokio::test]
-async fn nobody_who_never_answers_holds_a_guest() {
+async fn silent_peer_does_not_delay_timeout_or_cancel() {
     let (silent_port, _silent) = silent();
     let (deaf_port, _deaf) = deaf();
     let (data, places) = texts(&["never heard"]);
@@ -267,7 +267,7 @@ async fn nobody_who_never_answers_holds_a_guest() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_away_is_told() {
+async fn closed_and_reset_connections_are_reported() {
     // Each server waits for a byte, so that the guest is connected by then.
     let (closing, closed) = server(1, |mut stream| {
         stream.read_exact(&mut [0]).unwrap();
@@ -394,7 +394,7 @@ async fn nothing_but_connections_is_to_be_had() {
 }
 
 #[tokio::test]
-async fn what_is_written_beyond_what_is_permitted_ends_the_guest() {
+async fn write_beyond_the_permit_ends_the_guest() {
     let (port, _silent) = silent();
     for (size, expected) in [(0x8000, None), (0x8001, Some(6))] {
         let code = format!(

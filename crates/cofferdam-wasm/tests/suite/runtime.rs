@@ -39,7 +39,7 @@ async fn endless_loops_block_neither_timers_nor_others() {
     let before = ticks.load(Ordering::Relaxed);
     sleep(Duration::from_millis(500)).await;
     assert!(ticks.load(Ordering::Relaxed) > before, "the timer stood still");
-    assert!(handles.iter().all(|handle| handle.try_exit().is_none()), "the loops go on");
+    assert!(handles.iter().all(|handle| handle.try_exit().is_none()), "the loops continue");
     for sandbox in &sandboxes {
         timeout(PROMPT, sandbox.close()).await.expect("closed").unwrap();
     }
@@ -88,7 +88,7 @@ async fn a_single_command_ends_with_its_sandbox() {
 
 /// Promise (WebAssembly): No state of a module's run remains for the next run.
 #[tokio::test]
-async fn nothing_of_one_run_is_there_in_the_next() {
+async fn no_state_of_a_run_remains_for_the_next() {
     // Counts in a global, in memory and in open descriptors.
     let counting = wat::parse_str(
         r#"(module

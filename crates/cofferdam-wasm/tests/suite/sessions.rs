@@ -63,7 +63,7 @@ fn ended(session: &Session) {
 /// Promise (WebAssembly): The state that a call leaves is there for the next call of its session, and for no other
 /// session.
 #[tokio::test]
-async fn what_a_call_leaves_is_there_for_the_next_and_for_no_other_session() {
+async fn state_persists_between_calls_of_the_same_session_only() {
     let backend = WasmBackend::default();
     let one = open(&backend, counter(), Spec::default()).await;
     assert_eq!(output_of(&one, "count").await, "111");
@@ -75,7 +75,7 @@ async fn what_a_call_leaves_is_there_for_the_next_and_for_no_other_session() {
 
 /// Promise (WebAssembly): The end of a guest ends its session and no other.
 #[tokio::test]
-async fn what_ends_a_guest_ends_its_session_and_no_other() {
+async fn end_of_a_guest_ends_its_own_session_only() {
     let backend = WasmBackend::default();
     let spec = || limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(8)));
     let other = open(&backend, counter(), spec()).await;
@@ -103,7 +103,7 @@ async fn what_ends_a_guest_ends_its_session_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_busy_session_answers_conflict_whatever_its_limits() {
+async fn busy_session_answers_conflict_with_any_limits() {
     for processes in [None, Some(1)] {
         let spec = limited(|limits| limits.pids = processes.or(limits.pids));
         let session = open(&WasmBackend::default(), counter(), spec).await;
@@ -155,7 +155,7 @@ async fn input_and_output_are_of_the_call() {
 }
 
 #[tokio::test]
-async fn what_one_call_was_refused_is_not_told_of_the_next() {
+async fn limits_hit_are_reported_for_their_own_call_only() {
     let session = open(&WasmBackend::default(), counter(), Spec::default()).await;
     let done = session.call("refused", "").await.unwrap();
     assert_eq!(done.exit.limits_hit, [LimitKind::Memory]);

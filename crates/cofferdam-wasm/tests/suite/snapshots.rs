@@ -36,7 +36,7 @@ pub(crate) fn packed(file: &[u8], plain: &[u8]) -> Vec<u8> {
 }
 
 /// A library with mutable tables, globals of all types, grown memory, files, and an open descriptor.
-fn keeper() -> Vec<u8> {
+fn stateful_module() -> Vec<u8> {
     library(
         r#"(type $text (func (result i64)))
           (table $t 2 50 funcref) (elem (table $t) (i32.const 0) func $one)
@@ -67,7 +67,7 @@ fn keeper() -> Vec<u8> {
 const EXPECTED: &str = "5722159";
 
 async fn changed(backend: &WasmBackend, spec: Spec) -> Session {
-    let session = open(backend, keeper(), spec).await;
+    let session = open(backend, stateful_module(), spec).await;
     assert_eq!(output_of(&session, "change").await, "");
     session
 }
@@ -79,7 +79,7 @@ async fn saved_text(session: &Session) -> String {
 
 /// Promise (WebAssembly): A snapshot resumes with the memory, globals, tables and files of its module.
 #[tokio::test]
-async fn a_module_goes_on_with_its_memory_globals_tables_and_files() {
+async fn module_resumes_with_memory_globals_tables_and_files() {
     let backend = WasmBackend::default();
     let session = changed(&backend, Spec::default()).await;
     let file = session.snapshot().unwrap().to_bytes().unwrap();
@@ -117,7 +117,7 @@ async fn a_session_snapshot_of_one_tenant_is_refused_to_another() {
 
 /// Promise (WebAssembly): Forks of a session do not affect each other.
 #[tokio::test]
-async fn forks_go_their_own_ways() {
+async fn session_forks_are_independent() {
     let backend = WasmBackend::default();
     let first = open(&backend, counter(), Spec::default()).await;
     assert_eq!(output_of(&first, "count").await, "111");
@@ -141,7 +141,7 @@ async fn a_session_that_nothing_was_called_of_can_be_frozen() {
 
 /// Promise (WebAssembly): A snapshot resumes in another process where the session stopped.
 #[tokio::test]
-async fn another_process_goes_on_where_this_one_stopped() {
+async fn snapshot_resumes_in_another_process() {
     const FILE: &str = "COFFERDAM_TEST_SNAPSHOT";
     let backend = WasmBackend::default();
     if let Some(path) = std::env::var_os(FILE) {
@@ -156,7 +156,7 @@ async fn another_process_goes_on_where_this_one_stopped() {
     let path = directory.path().join("session");
     session.snapshot().unwrap().write(std::fs::File::create(&path).unwrap()).unwrap();
     let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-    let again = again.args(["snapshots::another_process_goes_on_where_this_one_stopped", "--exact"]).env(FILE, &path);
+    let again = again.args(["snapshots::snapshot_resumes_in_another_process", "--exact"]).env(FILE, &path);
     let output = again.output().unwrap();
     let stdout = text(&output.stdout);
     assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}{}", text(&output.stderr));
@@ -175,7 +175,7 @@ fn drawing() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn randomness_is_as_the_spec_says_whatever_the_snapshot_says() {
+async fn randomness_follows_the_spec_not_the_snapshot() {
     let backend = WasmBackend::default();
     let with = |name: &str, value: u64| Spec::builder().attribute(name, value).build().unwrap();
     let (made_up, counted) = (with("wasm.deterministic", 1), with("wasm.fuel", 1_000_000));
@@ -277,7 +277,7 @@ async fn a_changed_file_whose_hash_fits_is_refused_or_harmless() {
     let spec = || limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(16)));
     tried(&backend, &packed(&file, &plain), spec()).await.unwrap();
     // The module is at the start, and its compilation is slow, so it has few samples. The rest of the header follows.
-    let module = keeper().len();
+    let module = stateful_module().len();
     let offsets = (0..40).chain((40..module).step_by(module / 25)).chain(module..module + 600).chain([plain.len() - 1]);
     let (mut went_on, mut stopped) = (0, 0);
     for at in offsets {
@@ -329,7 +329,7 @@ async fn a_descriptor_that_could_write_cannot_where_the_workspace_is_read_only_n
 }
 
 #[tokio::test]
-async fn what_cannot_be_frozen_says_why() {
+async fn refused_snapshot_has_a_reason() {
     let backend = WasmBackend::default();
     for (code, reason) in [
         (r#"(data $d "x") (func (export "f") (data.drop $d))"#, "passive data"),
@@ -339,6 +339,6 @@ async fn what_cannot_be_frozen_says_why() {
         let refused = session.snapshot().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         assert!(refused.to_string().contains(reason), "{refused}");
-        assert_eq!(output_of(&session, "f").await, "", "the session goes on");
+        assert_eq!(output_of(&session, "f").await, "", "the session continues");
     }
 }

@@ -24,7 +24,7 @@ async fn prints(language: Language, cases: &[(&str, &str)]) {
 
 /// Promise (WebAssembly): Common Python programs run.
 #[tokio::test]
-async fn python_does_what_people_write() {
+async fn common_python_programs_run() {
     prints(
         Language::Python,
         &[
@@ -49,7 +49,7 @@ async fn python_does_what_people_write() {
 
 /// Promise (WebAssembly): Common JavaScript programs run.
 #[tokio::test]
-async fn javascript_does_what_people_write() {
+async fn common_javascript_programs_run() {
     prints(
         Language::JavaScript,
         &[
@@ -75,7 +75,7 @@ async fn javascript_does_what_people_write() {
 
 /// Promise (WebAssembly): A missing feature raises an exception of the language.
 #[tokio::test]
-async fn what_fails_says_so_as_the_language_does() {
+async fn failures_raise_exceptions_of_the_language() {
     let Some(backend) = backend("errors of scripts") else { return };
     let python = run(backend, Language::Python, "def f():\n    raise ValueError('no')\n\nf()\n").await;
     let shown = "Traceback (most recent call last):\n  File \"main.py\", line 4, in <module>\n    f()\n  \
@@ -129,7 +129,7 @@ async fn what_fails_says_so_as_the_language_does() {
 
 /// Promise (WebAssembly): Endless recursion in a script raises an exception of its language.
 #[tokio::test]
-async fn endless_recursion_is_an_exception_whatever_it_goes_through() {
+async fn endless_recursion_of_any_kind_is_an_exception() {
     let Some(backend) = backend("endless recursion") else { return };
     for source in [
         "def f(): f()\nf()",
@@ -167,7 +167,7 @@ async fn endless_recursion_is_an_exception_whatever_it_goes_through() {
 }
 
 #[tokio::test]
-async fn many_timers_cost_what_they_are() {
+async fn cost_of_timers_is_linear() {
     let Some(backend) = backend("many timers") else { return };
     // A check of all objects for each new one would take ten times the CPU limit.
     let spec = || {
@@ -190,7 +190,7 @@ async fn many_timers_cost_what_they_are() {
 }
 
 #[tokio::test]
-async fn what_is_missing_says_why() {
+async fn missing_features_are_explained() {
     let Some(backend) = backend("what is missing") else { return };
     for (source, expected) in [
         ("import _thread; _thread.start_new_thread(print, ())", "no network, threads or processes"),
@@ -251,7 +251,7 @@ async fn input_environment_and_working_directory_reach_a_script() {
 
 /// Promise (WebAssembly): No state of a script's run remains for the next run.
 #[tokio::test]
-async fn nothing_of_a_script_is_there_in_the_next() {
+async fn no_state_of_a_script_remains_for_the_next() {
     let Some(backend) = backend("scripts one after the other") else { return };
     let pairs = [
         (
@@ -306,7 +306,7 @@ fn different(one: &str, other: &str) {
 
 /// Promise (WebAssembly): An exception does not end a session.
 #[tokio::test]
-async fn sessions_keep_what_they_know_and_exceptions_end_nothing() {
+async fn sessions_keep_variables_after_exceptions() {
     let Some(backend) = backend("sessions of interpreters") else { return };
     let both = [
         (Language::Python, "x = 41", "1 / 0", "ZeroDivisionError", "x += 1; print(x)"),
@@ -331,7 +331,7 @@ async fn sessions_keep_what_they_know_and_exceptions_end_nothing() {
 }
 
 #[tokio::test]
-async fn a_session_ends_with_the_code_that_it_wishes() {
+async fn session_ends_with_its_exit_code() {
     let Some(backend) = backend("ends of sessions") else { return };
     for (language, end) in [(Language::Python, "import os; os._exit(4)"), (Language::JavaScript, "process.exit(4)")] {
         let session = backend.open_session(SessionKind::Language(language), patient()).await.unwrap();
@@ -369,19 +369,19 @@ async fn forks_know_the_same_and_draw_different_numbers() {
             "a = 'changed'; require('fs').writeFileSync('f', '')"
         };
         assert!(forks[0].execute(change).await.unwrap().exit.success());
-        let look = if language == Language::Python {
+        let print_state = if language == Language::Python {
             "import os; print(a == 'changed', os.listdir('.'))"
         } else {
             "console.log(a === 'changed', require('fs').readdirSync('.').length)"
         };
-        let seen = text(&forks[1].execute(look).await.unwrap().stdout);
+        let seen = text(&forks[1].execute(print_state).await.unwrap().stdout);
         assert!(seen == "False []\n" || seen == "false 0\n", "{seen}");
     }
 }
 
 /// Promise (WebAssembly): A script's snapshot resumes in another process with the same variables.
 #[tokio::test]
-async fn another_process_goes_on_with_the_same_variables() {
+async fn script_snapshot_resumes_in_another_process() {
     const FILE: &str = "COFFERDAM_TEST_INTERPRETER_SNAPSHOT";
     let Some(backend) = backend("a snapshot in another process") else { return };
     let path = |language: Language| {
@@ -411,7 +411,7 @@ async fn another_process_goes_on_with_the_same_variables() {
         session.snapshot().unwrap().write(std::fs::File::create(path(language)).unwrap()).unwrap();
     }
     let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-    again.args(["warm::another_process_goes_on_with_the_same_variables", "--exact"]);
+    again.args(["warm::script_snapshot_resumes_in_another_process", "--exact"]);
     let output = again.env(FILE, std::env::join_paths(BOTH.map(path)).unwrap()).output().unwrap();
     BOTH.iter().for_each(|language| std::fs::remove_file(path(*language)).unwrap());
     let stdout = text(&output.stdout);
@@ -515,7 +515,7 @@ fn copied_entry(from: &std::path::Path, to: &std::path::Path) {
 
 /// Promise (WebAssembly): The error for an interpreter that is not installed has a remedy.
 #[tokio::test]
-async fn what_is_not_installed_says_how_it_is() {
+async fn missing_interpreter_error_has_a_remedy() {
     let empty = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("empty-{}", std::process::id()));
     for cache in [None, Some(empty.clone())] {
         let backend = WasmBackend::new(WasmConfig { cache, ..WasmConfig::default() });

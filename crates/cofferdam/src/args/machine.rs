@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use cofferdam::{ByteSize, parse_duration};
 
-const MACHINE_HELP: &str = "\
+const VM_HELP: &str = "\
 Examples:
   cofferdam vm build-image             shell, Python, Node and kernel from Debian packages
   cofferdam vm build-image --name small --tiny --package jq
@@ -21,16 +21,16 @@ nor a container engine, but apt and dpkg for packages, and mkfs.ext4.";
 
 /// `cofferdam vm`.
 #[derive(Debug, Args)]
-#[command(after_help = MACHINE_HELP)]
-pub struct MachineArgs {
+#[command(after_help = VM_HELP)]
+pub struct VmArgs {
     /// The command
     #[command(subcommand)]
-    pub command: MachineCommand,
+    pub command: VmCommand,
 }
 
 /// Commands for VM images.
 #[derive(Debug, Subcommand)]
-pub enum MachineCommand {
+pub enum VmCommand {
     /// Build a VM image: a kernel, and a disk with a root file system
     BuildImage(Box<BuildImageArgs>),
     /// Export a VM image to a file for another host
@@ -138,7 +138,7 @@ pub struct ImportImageArgs {
     pub json: bool,
 }
 
-impl MachineCommand {
+impl VmCommand {
     /// Returns true if the result is printed as JSON.
     pub fn json(&self) -> bool {
         match self {

@@ -108,7 +108,7 @@ impl SaveArgs {
     pub fn take_run(&mut self) -> RunArgs {
         RunArgs {
             words: std::mem::take(&mut self.words),
-            backend: self.backend.take().or_else(|| Some(cofferdam::registry::MACHINE_BACKEND.to_owned())),
+            backend: self.backend.take().or_else(|| Some(cofferdam::registry::VM_BACKEND.to_owned())),
             lang: self.lang.take(),
             code: self.code.take(),
             limits: std::mem::take(&mut self.limits),
@@ -182,7 +182,7 @@ impl RestoreArgs {
             words: self.words.clone(),
             lang: self.lang.clone(),
             code: self.code.clone(),
-            backend: Some(cofferdam::registry::MACHINE_BACKEND.to_owned()),
+            backend: Some(cofferdam::registry::VM_BACKEND.to_owned()),
             limits,
             sandbox: SandboxArgs { tenant: self.tenant.clone(), ..SandboxArgs::default() },
             output: OutputArgs { stdin: self.stdin, ..self.answer.output() },

@@ -40,7 +40,7 @@ fn the_definition_is_consistent() {
 }
 
 #[test]
-fn a_separator_tells_a_command_from_a_file() {
+fn separator_distinguishes_command_and_file() {
     for (line, words, separated) in [
         ("a.py", vec!["a.py"], false),
         ("a.py --json -- x", vec!["a.py", "--json", "--", "x"], false),

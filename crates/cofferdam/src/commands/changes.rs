@@ -179,7 +179,7 @@ fn discard(args: &DiscardChangesArgs) -> Result<u8> {
         }
         let discarded = match is_file(changes) {
             true => discard_file(Path::new(changes), args.dry_run)?,
-            false => discard_kept(changes, args.dry_run)?,
+            false => discard_change_set(changes, args.dry_run)?,
         };
         if !args.dry_run {
             report::remark(&format!("discarded {discarded}"), Tone::Good);
@@ -223,7 +223,7 @@ fn discard_only(changes: &str, args: &DiscardChangesArgs) -> Result<std::io::Res
 }
 
 /// Deletes kept changes. Returns their identifier. A dry run returns their contents, too.
-fn discard_kept(id: &str, is_dry: bool) -> Result<String> {
+fn discard_change_set(id: &str, is_dry: bool) -> Result<String> {
     let store = review::store()?;
     if !is_dry {
         return store.discard(id).map(|id| id.to_string()).map_err(failed);

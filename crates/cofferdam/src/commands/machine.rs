@@ -6,42 +6,40 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cofferdam::registry::machines::{
-    DEFAULT_IMAGE, Existing, Images, KEEP_IMAGES, MachineImage, MachineImages, Recipes,
-};
+use cofferdam::registry::machines::{DEFAULT_IMAGE, Existing, Images, KEEP_IMAGES, Recipes, VmImage, VmImages};
 use cofferdam::{ByteSize, Result};
 use serde_json::json;
 
 use super::block_on;
-use crate::args::{BuildImageArgs, MachineArgs, MachineCommand};
+use crate::args::{BuildImageArgs, VmArgs, VmCommand};
 use crate::progress::Progress;
 use crate::report::{self, Form};
 use crate::settings::{Environment, setup};
 use crate::terminal::one_line;
 
 /// Runs the command. The exit status is 0 on success.
-pub fn main(args: &MachineArgs, config: Option<PathBuf>) -> u8 {
+pub fn main(args: &VmArgs, config: Option<PathBuf>) -> u8 {
     let form = Form::of(args.command.json());
     report::finish(carry_out(args, config, form), form)
 }
 
-fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
+fn carry_out(args: &VmArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
     let machines = setup(&Environment::read(variable)?, &file).machines;
     let images = Images::new(&machines)?;
     let printed = match &args.command {
-        MachineCommand::BuildImage(args) => built(&build(&images, args)?, form),
-        MachineCommand::ExportImage(args) => {
+        VmCommand::BuildImage(args) => built(&build(&images, args)?, form),
+        VmCommand::ExportImage(args) => {
             let default = machines.default_image();
             return block_on(carry::export(&images, args, default, form));
         }
-        MachineCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),
-        MachineCommand::Images { .. } => {
+        VmCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),
+        VmCommand::Images { .. } => {
             let all = images.list();
             report::show(form, &json!(all), &table(&all))
         }
-        MachineCommand::Prune { name, unused, .. } => {
+        VmCommand::Prune { name, unused, .. } => {
             let freed = block_on(images.prune(name, unused.unwrap_or(KEEP_IMAGES)))?;
             report::show(form, &json!({ "freed": freed }), &format!("{} freed\n", ByteSize::from_bytes(freed)))
         }
@@ -49,7 +47,7 @@ fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<
     Ok(report::printed(printed, 0))
 }
 
-fn build(images: &Images, args: &BuildImageArgs) -> Result<MachineImage> {
+fn build(images: &Images, args: &BuildImageArgs) -> Result<VmImage> {
     let recipes = Recipes {
         from: args.from.clone(),
         tiny: args.tiny,
@@ -68,7 +66,7 @@ fn build(images: &Images, args: &BuildImageArgs) -> Result<MachineImage> {
     built
 }
 
-fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
+fn built(image: &VmImage, form: Form) -> std::io::Result<()> {
     let size = image.size.map_or_else(String::new, |bytes| format!(", {}", ByteSize::from_bytes(bytes)));
     let text = format!(
         "image {0} ({1}{size}) is ready; use it: cofferdam run --level vm --image {0} ...\n",
@@ -78,7 +76,7 @@ fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
     report::show(form, &json!(image), &text)
 }
 
-fn table(all: &MachineImages) -> String {
+fn table(all: &VmImages) -> String {
     let mut out = String::new();
     for image in &all.images {
         let size = image.size.map_or_else(|| "unusable".to_owned(), |bytes| ByteSize::from_bytes(bytes).to_string());
@@ -123,8 +121,8 @@ mod tests {
     use cofferdam::registry::machines::{NamelessPart, UnnamedImage};
 
     #[test]
-    fn the_table_shows_what_is_there() {
-        let image = |name: &str, size| MachineImage {
+    fn image_table_shows_names_and_sizes() {
+        let image = |name: &str, size| VmImage {
             name: name.to_owned(),
             about: "Debian packages (tiny)".to_owned(),
             key: "0123456789abcdef".to_owned(),
@@ -135,14 +133,13 @@ mod tests {
         let images = vec![image("default", Some(200 << 20)), image("mine", None)];
         let unnamed =
             vec![UnnamedImage { key: "fedcba98765432".to_owned(), kernel: "6.1.0-x".to_owned(), size: 20 << 20 }];
-        insta::assert_snapshot!(table(&MachineImages { directory: "/x".into(), images, unnamed, nameless }), @r"
+        insta::assert_snapshot!(table(&VmImages { directory: "/x".into(), images, unnamed, nameless }), @r"
         default          0123456789ab    200 MiB 6.1.0-x Debian packages (tiny)
         mine             0123456789ab   unusable 6.1.0-x Debian packages (tiny)
         (no name)        fedcba987654     20 MiB 6.1.0-x
         1 more without a name, 5 MiB; cofferdam vm prune removes them
         ");
-        let none =
-            MachineImages { directory: "/x".into(), images: Vec::new(), unnamed: Vec::new(), nameless: Vec::new() };
+        let none = VmImages { directory: "/x".into(), images: Vec::new(), unnamed: Vec::new(), nameless: Vec::new() };
         assert!(table(&none).contains("build-image"));
     }
 }

@@ -77,21 +77,21 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => completions::main(&args),
         #[cfg(not(feature = "mcp"))]
-        Command::Mcp(_) => absent("mcp", "mcp"),
+        Command::Mcp(_) => unavailable("mcp", "mcp"),
         #[cfg(not(feature = "wasm"))]
-        Command::Setup(_) => absent("setup", "wasm"),
+        Command::Setup(_) => unavailable("setup", "wasm"),
         #[cfg(not(feature = "images"))]
-        Command::Image(_) => absent("image", "images"),
+        Command::Image(_) => unavailable("image", "images"),
         #[cfg(not(feature = "vm"))]
-        Command::Vm(_) => absent("vm", "vm"),
+        Command::Vm(_) => unavailable("vm", "vm"),
         #[cfg(not(any(feature = "server", feature = "vm")))]
-        Command::Snapshot(_) => absent("snapshot", "vm"),
+        Command::Snapshot(_) => unavailable("snapshot", "vm"),
         #[cfg(not(feature = "conformance"))]
-        Command::Conformance(_) => absent("conformance", "conformance"),
+        Command::Conformance(_) => unavailable("conformance", "conformance"),
         #[cfg(not(feature = "plugins"))]
-        Command::Plugins(_) => absent("plugins", "plugins"),
+        Command::Plugins(_) => unavailable("plugins", "plugins"),
         #[cfg(not(feature = "server"))]
-        Command::Create(_) => absent("create", "server"),
+        Command::Create(_) => unavailable("create", "server"),
     }
 }
 
@@ -105,7 +105,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     feature = "vm",
     feature = "wasm"
 )))]
-fn absent(command: &str, feature: &str) -> u8 {
+fn unavailable(command: &str, feature: &str) -> u8 {
     let error = Error::unsupported("start", format!("this build has no command '{command}'"));
     crate::report::error(&error.with_remedy(cofferdam::registry::build_with(feature)), crate::report::Form::Text)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
-use cofferdam::registry::{BackendInfo, CONTAINER_BACKEND, DEFAULT_BACKEND, MACHINE_BACKEND};
+use cofferdam::registry::{BackendInfo, CONTAINER_BACKEND, DEFAULT_BACKEND, VM_BACKEND};
 use cofferdam::{Error, ErrorKind, NetworkPolicy, Result};
 use cofferdam_egress::{Content, Plan, Query, Reach, Refusal, Rules, Server, decide_literal};
 use serde_json::{Value, json};
@@ -132,7 +132,7 @@ impl Asked {
                     }
                 };
                 let decided = match unspoken(server, port, &content) {
-                    // A question about a host is about what can be spoken there.
+                    // A question about a host asks which protocols are allowed there.
                     Some(_) if self.request.is_none() => continue,
                     Some(why) => Err(why.to_owned()),
                     None => match (&refused, rules.decide(server, port, &content)) {
@@ -174,7 +174,7 @@ fn refusal(rules: &Rules, server: Server<'_>, port: u16, backend: &BackendInfo) 
 fn out_of_reach(server: Server<'_>, port: u16, backend: &BackendInfo) -> Option<String> {
     let reach = match backend.name {
         DEFAULT_BACKEND => Reach::Addresses,
-        CONTAINER_BACKEND | MACHINE_BACKEND => Reach::Names,
+        CONTAINER_BACKEND | VM_BACKEND => Reach::Names,
         // Its sandboxes have no gateway.
         _ => return None,
     };

@@ -17,7 +17,7 @@ const MAX_PUBLISHED: usize = 16;
 /// Time to pass on to clients what the sandbox has sent already.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Checks the options, without a look at the host.
+/// Checks the options without any access to the host.
 pub fn check(args: &PublishArgs) -> Result<()> {
     if args.publish.len() > MAX_PUBLISHED {
         return Err(Error::invalid("publish", format!("a run publishes at most {MAX_PUBLISHED} ports")));

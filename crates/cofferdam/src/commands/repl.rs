@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
+use cofferdam::code::{BackendProfile, CodeRequest, CodeResult, CodeSession, Executor, Sessions};
 use cofferdam::registry;
 use cofferdam::volumes::VolumeMount;
 use cofferdam::{Chunk, Error, ErrorKind, OutputStream, Result, Sandbox, Spec};
@@ -80,7 +80,7 @@ async fn repl(
     };
     let repl = Repl {
         language,
-        place: Place::of(&*backend),
+        place: BackendProfile::of(&*backend),
         sandbox: Arc::clone(&sandbox),
         sessions: Sessions::new(executor),
     };
@@ -107,7 +107,7 @@ enum State {
 /// A read-eval-print loop and the sandbox that evaluates.
 struct Repl<'a> {
     language: &'a str,
-    place: Place,
+    place: BackendProfile,
     sandbox: Arc<dyn Sandbox>,
     sessions: Sessions,
 }

@@ -28,7 +28,7 @@ use crate::progress::Progress;
 use crate::report::{self, FAILED, Form, READER_GONE};
 use crate::resident::{self, ServerUse};
 use crate::settings::{Environment, Settings};
-use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
+use crate::sink::{Collected, Events, Live, RawOutput, Sink, merge};
 use crate::style::Tone;
 use crate::tty::{self, RawTerminal};
 
@@ -388,8 +388,8 @@ impl<'a> Run<'a> {
         match self.form {
             Form::Json => Sink::Collect(Collected::default()),
             Form::Events => Sink::Events(Events::new()),
-            Form::Text if self.args.output.raw_output || self.args.output.tty => Sink::Live(Live::new(Raw::Yes)),
-            Form::Text => Sink::Live(Live::new(Raw::No)),
+            Form::Text if self.args.output.raw_output || self.args.output.tty => Sink::Live(Live::new(RawOutput::Yes)),
+            Form::Text => Sink::Live(Live::new(RawOutput::No)),
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::engine::PreparedBackend;
-use cofferdam::resident::{Claimed, Http, Place, ResidentConfig, ResidentServer, ServeSettings};
+use cofferdam::resident::{Claimed, Http, ResidentConfig, ResidentServer, ServeSettings, SocketDirectory};
 use cofferdam::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 
@@ -102,7 +102,7 @@ impl Plan {
 
     /// Claims the private socket of this user.
     pub fn claim(&self) -> Result<Claimed> {
-        Place::claim(&resident::candidates().directory())
+        SocketDirectory::claim(&resident::candidates().directory())
     }
 
     /// Returns the configuration of runs.

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_place_through_all_mounts_of_its_file_system() {
+    fn file_has_the_same_identity_through_all_mounts() {
         let path = Path::new("/proc/self");
         let id = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).unwrap().stx_mnt_id;
         let mounts = format!("{id}1 1 0:1 /x /y rw - a b c\n{id} 1 8:1 /data\\040of/u /proc rw - ext4 /dev/sda1 rw\n");

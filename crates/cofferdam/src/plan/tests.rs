@@ -69,7 +69,7 @@ fn a_file_has_the_same_name_with_and_without_its_whole_result() {
 }
 
 #[test]
-fn a_directory_behind_a_link_is_refused_and_another_one_at_its_path_is_not_the_one_that_was_named() {
+fn links_are_refused_and_exchanged_directories_detected() {
     let directory = directory_with(&[]);
     let top = directory.path().canonicalize().unwrap();
     std::fs::create_dir(top.join("real")).unwrap();
@@ -105,7 +105,7 @@ fn a_link_out_of_the_workspace_is_refused() {
 }
 
 #[test]
-fn what_is_no_program_is_refused_with_its_reason() {
+fn file_that_is_no_program_is_refused_with_a_reason() {
     let directory = directory_with(&[("a.rb", ""), ("big.py", "")]);
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     std::fs::File::options().write(true).open(path("big.py")).unwrap().set_len((16 << 20) + 1).unwrap();

@@ -29,7 +29,7 @@ pub struct ImageInfo {
 
 /// An image that was created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MadeImage {
+pub struct CreatedImage {
     /// Its name.
     pub name: String,
     /// Its id: `sha256:…`.
@@ -63,7 +63,7 @@ impl Images {
     }
 
     /// Creates an image from a directory with a root file system, or from a tar of one.
-    pub async fn import(&self, source: &Path, name: &str) -> Result<MadeImage> {
+    pub async fn import(&self, source: &Path, name: &str) -> Result<CreatedImage> {
         let imported = self.backend.import_image(source, name).await?;
         let mut notes: Vec<String> = Vec::new();
         if imported.left_out_in_all > 0 {
@@ -72,11 +72,11 @@ impl Images {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             notes.push(format!("left out sockets, FIFOs and devices: {}{more}", named.join(", ")));
         }
-        Ok(MadeImage { name: name.to_owned(), id: imported.id, notes })
+        Ok(CreatedImage { name: name.to_owned(), id: imported.id, notes })
     }
 
     /// Creates an image from Debian packages, without a registry and without root.
-    pub async fn build_base(&self, base: &BaseImage, name: &str, progress: ImageProgress) -> Result<MadeImage> {
+    pub async fn build_base(&self, base: &BaseImage, name: &str, progress: ImageProgress) -> Result<CreatedImage> {
         // Checks that the engine is available before spending minutes on packages.
         self.backend.images().await?;
         let (base, on_step) = (base.clone(), Arc::clone(&progress));

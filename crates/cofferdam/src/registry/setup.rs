@@ -6,14 +6,14 @@ use cofferdam_contract::configuration::{Bound, Human, Variables};
 use cofferdam_contract::{ByteSize, Result};
 use serde::Deserialize;
 
-#[cfg(not(feature = "container"))]
-use super::absent::ignored as containers;
-#[cfg(not(feature = "vm"))]
-use super::absent::ignored as machines;
-#[cfg(not(feature = "wasm"))]
-use super::absent::ignored as wasm;
 #[cfg(feature = "container")]
 use super::container::settings as containers;
+#[cfg(not(feature = "container"))]
+use super::unavailable::ignored as containers;
+#[cfg(not(feature = "vm"))]
+use super::unavailable::ignored as machines;
+#[cfg(not(feature = "wasm"))]
+use super::unavailable::ignored as wasm;
 #[cfg(feature = "vm")]
 use super::vm::settings as machines;
 #[cfg(feature = "wasm")]

@@ -9,7 +9,7 @@ use cofferdam_contract::{Backend, Error, Finding, Level, Result};
 use cofferdam_process::ForkedLauncher;
 use serde_json::Value;
 
-use super::{BackendInfo, CONTAINER_BACKEND, DEFAULT_BACKEND, ImageProgress, MACHINE_BACKEND, MODULE_BACKEND, Setup};
+use super::{BackendInfo, CONTAINER_BACKEND, DEFAULT_BACKEND, ImageProgress, MODULE_BACKEND, Setup, VM_BACKEND};
 
 /// A backend that this version or another one has.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ pub(super) static TABLE: [Row; 8] = [
     )
     .feature("container")
     .qualifiers(Qualifiers::Any),
-    row(MACHINE_BACKEND, Level::Vm, "a VM of QEMU or Firecracker with its own kernel", built!("vm", vm))
+    row(VM_BACKEND, Level::Vm, "a VM of QEMU or Firecracker with its own kernel", built!("vm", vm))
         .feature("vm")
         .aliases(&[("qemu", Some("qemu")), ("firecracker", Some("firecracker"))])
         .qualifiers(Qualifiers::OneOf(&["qemu", "firecracker"])),
@@ -212,8 +212,8 @@ impl Row {
             None => {
                 let what = format!("there is no backend '{}:{}'", base.escape_debug(), qualifier.escape_debug());
                 Err(Error::invalid("select backend", what).with_remedy(format!(
-                    "append a runtime to {CONTAINER_BACKEND}, such as docker:runsc, a VMM to {MACHINE_BACKEND}: \
-                     {MACHINE_BACKEND}:qemu or {MACHINE_BACKEND}:firecracker, the server's backend to remote, or a \
+                    "append a runtime to {CONTAINER_BACKEND}, such as docker:runsc, a VMM to {VM_BACKEND}: \
+                     {VM_BACKEND}:qemu or {VM_BACKEND}:firecracker, the server's backend to remote, or a \
                      template to e2b"
                 )))
             }
@@ -296,7 +296,7 @@ mod tests {
         ];
         let known: Vec<&str> = TABLE.iter().filter(|row| row.info.built_in).map(|row| row.info.name).collect();
         assert_eq!(known, backends);
-        let constants = [MODULE_BACKEND, CONTAINER_BACKEND, MACHINE_BACKEND];
+        let constants = [MODULE_BACKEND, CONTAINER_BACKEND, VM_BACKEND];
         assert_eq!(constants, [cofferdam_wasm::NAME, cofferdam_container::NAME, cofferdam_vm::NAME]);
     }
 

@@ -147,7 +147,7 @@ fn a_module_gets_its_backend_unless_more_is_asked_for() {
 
 #[cfg(feature = "container")]
 #[test]
-fn containers_are_made_as_options_environment_and_file_say() {
+fn container_settings_come_from_options_environment_and_file() {
     let set = environment(&[("DOCKER_HOST", "unix:///e.sock"), ("SANDBOX_TYPE", "docker:runsc")]).unwrap();
     let file = ConfigFile {
         containers: ContainerSettings {
@@ -177,7 +177,7 @@ fn containers_are_made_as_options_environment_and_file_say() {
 
 #[cfg(feature = "vm")]
 #[test]
-fn machines_are_made_as_options_environment_and_file_say() {
+fn vm_settings_come_from_options_environment_and_file() {
     let set = environment(&[
         ("SANDBOX_TYPE", "vm:qemu"),
         ("COFFERDAM_VM_ACCELERATOR", "tcg"),
@@ -219,7 +219,7 @@ fn machines_are_made_as_options_environment_and_file_say() {
 
 #[cfg(all(feature = "mcp", feature = "wasm"))]
 #[test]
-fn webassembly_repeats_and_is_bounded_as_options_environment_and_file_say() {
+fn wasm_settings_come_from_options_environment_and_file() {
     let set = environment(&[("COFFERDAM_WASM_DETERMINISTIC", "env"), ("COFFERDAM_WASM_FUEL", "20")]).unwrap();
     let unset = Environment::default();
     let file: ConfigFile = toml::from_str("[wasm]\ndeterministic = 7\nfuel = 30\n").unwrap();

@@ -150,8 +150,8 @@ fn is_running(mark: &str) -> bool {
 
 /// Promise (MCP server): Without a token, the server listens on this host only.
 #[test]
-fn it_refuses_to_listen_to_strangers_without_a_token() {
-    for (arguments, token, said) in [
+fn public_listener_without_a_token_is_refused() {
+    for (arguments, token, expected) in [
         (&["--http", "192.0.2.1:0"][..], None, "but no token is set"),
         (&["--http", "0.0.0.0:0"], Some(TOKEN), "--allow-host"),
         (&["--http", "127.0.0.1:0"], Some("short"), "a token must have"),
@@ -167,7 +167,7 @@ fn it_refuses_to_listen_to_strangers_without_a_token() {
         let output = command.output().expect("it runs");
         let text = text(&output);
         assert_eq!(output.status.code(), Some(125), "{arguments:?}: {text}");
-        assert!(text.contains(said) && text.contains("try: "), "{arguments:?}: {text}");
+        assert!(text.contains(expected) && text.contains("try: "), "{arguments:?}: {text}");
     }
 }
 
@@ -231,8 +231,8 @@ fn node(clients: &Path) -> Command {
 
 /// Promise (MCP server): The MCP conformance runner reports no failure in applicable tests.
 #[test]
-fn the_conformance_runner_finds_no_fault_in_what_applies() {
-    let Some(clients) = clients("the_conformance_runner_finds_no_fault_in_what_applies") else { return };
+fn conformance_runner_passes_applicable_tests() {
+    let Some(clients) = clients("conformance_runner_passes_applicable_tests") else { return };
     let served = Served::new(None);
     for (revision, needed) in [
         (

@@ -43,7 +43,7 @@ fn states_carry_over(place: &Place, programs: Programs) {
     talk.prints(&first, COUNTING);
     let snapshot = talk.works("snapshot_sandbox", json!({"sandbox": first}))["snapshot"].clone();
     let frozen = count(&mut talk, &first);
-    assert!(counts(&mut talk, &first), "it goes on");
+    assert!(counts(&mut talk, &first), "it continues");
     let restored = talk.works("restore_sandbox", json!({"snapshot": snapshot}));
     assert_eq!(restored["limits"]["timeout_seconds"], 50.0, "{restored}");
     let mut copies = vec![restored["sandbox"].clone()];
@@ -91,15 +91,15 @@ fn states_of_containers_carry_over() {
 
 /// Promise (MCP server): A restored or forked VM has the files and the running programs of its source.
 #[test]
-fn states_of_machines_carry_over_with_what_runs() {
-    if let Some(place) = machines("states_of_machines_carry_over_with_what_runs") {
+fn vm_state_carries_over_with_running_programs() {
+    if let Some(place) = machines("vm_state_carries_over_with_running_programs") {
         states_carry_over(&place, Programs::GoOn);
     }
 }
 
 /// Promise (MCP server): Process sandboxes cannot be forked, and the error names backends that can.
 #[test]
-fn processes_are_not_copied_and_the_refusal_says_what_is() {
+fn fork_of_a_process_sandbox_names_backends_that_can() {
     let mut talk = Talk::new(&processes(), &[]);
     let sandbox = talk.makes("create_sandbox", json!({}));
     for tool in ["snapshot_sandbox", "fork_sandbox"] {
@@ -178,8 +178,8 @@ fn sessions_live_in_containers() {
 
 /// Promise (MCP server): Code sessions work in VMs.
 #[test]
-fn sessions_live_in_machines() {
-    if let Some(place) = machines("sessions_live_in_machines") {
+fn sessions_work_in_vms() {
+    if let Some(place) = machines("sessions_work_in_vms") {
         sessions_live(&place);
     }
 }
@@ -245,8 +245,8 @@ fn a_hostile_client_of_containers_leaves_nothing() {
 
 /// Promise (MCP server): Calls during the copy of a VM wait, and a cancel or a killed server leaves nothing.
 #[test]
-fn a_hostile_client_of_machines_leaves_nothing() {
-    if let Some(place) = machines("a_hostile_client_of_machines_leaves_nothing") {
+fn hostile_client_of_vms_leaves_nothing() {
+    if let Some(place) = machines("hostile_client_of_vms_leaves_nothing") {
         hostile_clients_leave_nothing(&place);
     }
 }

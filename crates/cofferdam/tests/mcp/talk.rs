@@ -48,11 +48,11 @@ pub fn webassembly(test: &str) -> Option<Place> {
 /// Returns the VM backend if the tests may start VMs.
 pub fn machines(test: &str) -> Option<Place> {
     if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
-        println!("SKIP {test}: translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested");
+        println!("SKIP {test}: tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1");
         return None;
     }
-    let monitor = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
-    if !cfg!(target_arch = "x86_64") || monitor.is_err() {
+    let vmm = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+    if !cfg!(target_arch = "x86_64") || vmm.is_err() {
         println!("SKIP {test}: no QEMU here (package qemu-system-x86)");
         return None;
     }

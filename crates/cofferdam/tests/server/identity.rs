@@ -21,7 +21,7 @@ fn files(directory: &Path) -> Files {
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
     let ca = directory.join("ca.pem");
     fs::write(&ca, authority.pem()).unwrap();
-    let made = |name: &str, san: SanType, usage| {
+    let created = |name: &str, san: SanType, usage| {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         (params.subject_alt_names, params.extended_key_usages) = (vec![san], vec![usage]);
         let key = KeyPair::generate().unwrap();
@@ -33,8 +33,8 @@ fn files(directory: &Path) -> Files {
     };
     let uri = SanType::URI("cofferdam://tenant/acme".to_owned().try_into().unwrap());
     Files {
-        server: made("server", SanType::IpAddress([127, 0, 0, 1].into()), ExtendedKeyUsagePurpose::ServerAuth),
-        client: made("client", uri, ExtendedKeyUsagePurpose::ClientAuth),
+        server: created("server", SanType::IpAddress([127, 0, 0, 1].into()), ExtendedKeyUsagePurpose::ServerAuth),
+        client: created("client", uri, ExtendedKeyUsagePurpose::ClientAuth),
         ca,
     }
 }
@@ -53,8 +53,8 @@ fn a_certificate_opens_the_server() {
     let words = [&words[..], &["--tls-client-ca", text(&ca), "--client-certificates", "required"]].concat();
     let server = Server::start_in(state, &words);
     let options = ["--ca", text(&ca), "--client-cert", text(&own), "--client-key", text(&own_key)];
-    let made = server.ask(&[&["create", "--name", "box"][..], &options].concat());
-    assert!(made.starts_with("sb-"), "{made}");
+    let created = server.ask(&[&["create", "--name", "box"][..], &options].concat());
+    assert!(created.starts_with("sb-"), "{created}");
     let with = |words: &[&str]| {
         let mut client = server.client(words);
         client.env("COFFERDAM_CA", &ca).env("COFFERDAM_CLIENT_CERT", &own).env("COFFERDAM_CLIENT_KEY", &own_key);

@@ -67,13 +67,13 @@ impl Acknowledged {
         let Self { snapshots, creates, quotas, volumes, execs, .. } = self;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let made = ask(&line("POST", "/v1/sandboxes"), r#"{"name": "files", "backend": "simulated"}"#);
+                let created = ask(&line("POST", "/v1/sandboxes"), r#"{"name": "files", "backend": "simulated"}"#);
                 for number in 0.. {
                     let content = format!("{round}-{number}-").repeat(2000);
                     let name = format!("s{round}-{number}");
                     let put = ask(&line("PUT", "/v1/sandboxes/files/files?path=d/f"), &content);
                     let taken = ask(&line("POST", "/v1/sandboxes/files/snapshot"), &format!(r#"{{"name": "{name}"}}"#));
-                    match (&made, put, taken) {
+                    match (&created, put, taken) {
                         (Some(_), Some(_), Some(_)) => snapshots.insert(name, content),
                         _ => break,
                     };
@@ -83,8 +83,8 @@ impl Acknowledged {
                 for number in 0.. {
                     let key = format!("k{round}-{number}");
                     let head = format!("{}Idempotency-Key: {key}\r\n", line("POST", "/v1/sandboxes"));
-                    let Some(made) = ask(&head, r#"{"backend": "process"}"#) else { break };
-                    let id = json(&made)["id"].as_str().unwrap().to_owned();
+                    let Some(created) = ask(&head, r#"{"backend": "process"}"#) else { break };
+                    let id = json(&created)["id"].as_str().unwrap().to_owned();
                     let path = format!("/v1/sandboxes/{id}");
                     creates.insert(key, id);
                     let started = ask(&line("POST", &format!("{path}/execs")), r#"{"shell": "sleep 100"}"#);
@@ -148,9 +148,9 @@ impl Acknowledged {
         // The last ones were written when the server was killed.
         let prefix = format!("s{round}-");
         for (name, content) in self.snapshots.iter().filter(|(name, _)| name.starts_with(&prefix)).take(5) {
-            let made = server.ask(&["create", "--snapshot", name]);
-            assert_eq!(server.ask(&["cp", &format!("{}:d/f", made.trim()), "-"]), *content);
-            server.ask(&["rm", made.trim()]);
+            let created = server.ask(&["create", "--snapshot", name]);
+            assert_eq!(server.ask(&["cp", &format!("{}:d/f", created.trim()), "-"]), *content);
+            server.ask(&["rm", created.trim()]);
         }
         for (key, id) in &self.creates {
             let head = format!("{}Idempotency-Key: {key}\r\n", line("POST", "/v1/sandboxes"));

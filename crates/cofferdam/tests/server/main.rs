@@ -210,8 +210,8 @@ fn a_key_opens_the_server_until_it_is_revoked() {
     assert!(server.url.starts_with("http://127.0.0.1:"), "{}", server.url);
     let (code, _, stderr) = outcome(&mut server.client(&["ls"]));
     assert!(code == 125 && stderr.contains("the request has no key"), "{stderr}");
-    let made = json(&server.ask(&["keys", "create", "--tenant", "acme", "--name", "ci", "--json"]));
-    let (key, id) = (made["key"].as_str().unwrap().to_owned(), made["id"].as_str().unwrap());
+    let created = json(&server.ask(&["keys", "create", "--tenant", "acme", "--name", "ci", "--json"]));
+    let (key, id) = (created["key"].as_str().unwrap().to_owned(), created["id"].as_str().unwrap());
     let with = |key: &str, words: &[&str]| outcome(server.client(words).env("COFFERDAM_KEY", key));
     assert_eq!(with(&key, &["create", "--name", "box"]).0, 0);
     let rotated = server.ask(&["keys", "rotate", id, "--grace", "1h"]);

@@ -11,7 +11,7 @@ use crate::census;
 
 /// Promise (Conformance suite): The process backend passes the conformance suite.
 #[test]
-fn process_backend_passes_the_conformance_kit() {
+fn process_backend_passes_the_conformance_suite() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         // Other tests run at the same time, so only objects that every poll finds count.
@@ -29,7 +29,7 @@ fn process_backend_passes_the_conformance_kit() {
 
 /// Promise (Warm sandboxes and pools): The process backend passes the conformance suite through a pool.
 #[test]
-fn process_backend_passes_the_conformance_kit_through_a_pool() {
+fn process_backend_passes_the_conformance_suite_through_a_pool() {
     let before = census::census();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -49,7 +49,7 @@ fn process_backend_passes_the_conformance_kit_through_a_pool() {
 }
 
 #[test]
-fn simulated_backend_passes_the_conformance_kit_through_a_pool() {
+fn simulated_backend_passes_the_conformance_suite_through_a_pool() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let (target, pooled) = registry::pooled_conformance_target("simulated").expect("the backend is built in");
@@ -110,8 +110,8 @@ fn a_writable_host_directory_with_a_disk_limit_is_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let backend = registry::backend("process").expect("the backend is built in");
-        let lent = |access| Workspace::HostDir { path: directory.path().to_owned(), access };
-        let spec = |access| Spec::builder().workspace(lent(access));
+        let mounted = |access| Workspace::HostDir { path: directory.path().to_owned(), access };
+        let spec = |access| Spec::builder().workspace(mounted(access));
         let refused = backend.create(spec(Access::ReadWrite).build().expect("valid")).await;
         let error = refused.expect_err("the sum of what is stored there has no limit");
         assert_eq!(error.kind(), ErrorKind::WeakerThanRequired, "{error}");
@@ -165,14 +165,14 @@ fn shape(sandbox: &dyn Sandbox) -> Vec<String> {
 
 /// Promise (Process isolation): A sandbox from prepared namespaces equals one that is created on request.
 #[test]
-fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
+fn sandbox_from_prepared_namespaces_equals_a_created_one() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let prepared = ProcessBackend::new(ProcessConfig::default()).expect("a backend");
         let config = ProcessConfig { prepare_ahead: false, ..ProcessConfig::default() };
         let unprepared = ProcessBackend::new(config).expect("a backend");
-        let lent = tempfile::tempdir().expect("a directory");
-        let host = Workspace::HostDir { path: lent.path().to_owned(), access: Access::ReadOnly };
+        let mounted = tempfile::tempdir().expect("a directory");
+        let host = Workspace::HostDir { path: mounted.path().to_owned(), access: Access::ReadOnly };
         let limits = |memory: u64, processes: u32, disk: u64| Limits {
             memory: Some(ByteSize::from_mebibytes(memory)),
             pids: Some(processes),

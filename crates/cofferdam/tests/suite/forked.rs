@@ -89,9 +89,9 @@ fn stat_field(pid: u32, index: usize) -> String {
 /// Promise (Process isolation): The launcher and the init of the command line have nothing of its environment and
 /// arguments.
 #[test]
-fn launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments() {
+fn launcher_and_init_drop_the_callers_environment_and_arguments() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments: only root reads it");
+        println!("SKIP launcher_and_init_drop_the_callers_environment_and_arguments: only root reads it");
         return;
     }
     // Concatenated here, so that the text is not in the binary, which all processes map.

@@ -14,7 +14,7 @@ use cofferdam::{
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-struct Kept {
+struct Fixture {
     pool: Arc<PooledBackend>,
     interpreters: Interpreters,
 }
@@ -27,17 +27,17 @@ fn spec() -> SpecBuilder {
         .fold(Spec::builder(), |spec, item| spec.allow_weaker(item))
 }
 
-fn keep(interpreter: InterpreterConfig, times: InterpreterTimes) -> Kept {
+fn keep(interpreter: InterpreterConfig, times: InterpreterTimes) -> Fixture {
     let backend = registry::backend("process").expect("the backend starts");
     let template = spec().build().expect("valid");
     let pool = Arc::new(PooledBackend::new(backend, template.clone(), PoolConfig::default()).expect("a pool"));
-    let kept = PreparedInterpreter { name: "python".to_owned(), interpreter, ready: 1 };
-    let config = InterpretersConfig { times, ..InterpretersConfig::new([kept]) };
-    let interpreters = Interpreters::new(Arc::clone(&pool) as Arc<dyn Backend>, template, config).expect("a keeper");
-    Kept { pool, interpreters }
+    let fixture = PreparedInterpreter { name: "python".to_owned(), interpreter, ready: 1 };
+    let config = InterpretersConfig { times, ..InterpretersConfig::new([fixture]) };
+    let interpreters = Interpreters::new(Arc::clone(&pool) as Arc<dyn Backend>, template, config).expect("a pool");
+    Fixture { pool, interpreters }
 }
 
-impl Kept {
+impl Fixture {
     async fn until(&self, holds: impl Fn(&InterpreterMetrics) -> bool) -> InterpreterMetrics {
         let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
@@ -67,14 +67,15 @@ fn python(code: &'static str) -> ExecRequest {
 
 /// Promise (Server): A warm interpreter serves one request and is replaced.
 #[tokio::test]
-async fn one_that_waits_is_used_once_and_replaced() {
-    let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
+async fn warm_interpreter_is_used_once_and_replaced() {
+    let fixture = keep(InterpreterConfig::python(), InterpreterTimes::default());
     let tenant = TenantId::new("acme").expect("valid");
     let asked = spec().tenant(tenant.clone()).label("job", "7").build().expect("valid");
     let mut seen = Vec::new();
     for _ in 0..3 {
-        kept.until(|metrics| metrics.waiting == 1).await;
-        let taken = kept.interpreters.take(&asked, &python("import os; print(os.urandom(8).hex())")).expect("it waits");
+        fixture.until(|metrics| metrics.waiting == 1).await;
+        let taken =
+            fixture.interpreters.take(&asked, &python("import os; print(os.urandom(8).hex())")).expect("it waits");
         let (handle, sandbox) = taken.start().await.expect("it starts");
         assert_eq!((sandbox.spec().tenant(), sandbox.spec().limits().pids), (&tenant, Some(256)));
         assert_eq!(sandbox.spec().labels().len(), 1);
@@ -84,24 +85,25 @@ async fn one_that_waits_is_used_once_and_replaced() {
         sandbox.close().await.expect("it closes");
     }
     assert!((1..3).all(|one| seen[..one].iter().all(|other| other.0 != seen[one].0 && other.1 != seen[one].1)));
-    let metrics = kept.until(|metrics| metrics.waiting == 1).await;
+    let metrics = fixture.until(|metrics| metrics.waiting == 1).await;
     assert_eq!((metrics.taken, metrics.missed, metrics.failures), (3, 0, 0));
-    kept.end().await;
+    fixture.end().await;
 }
 
 /// Promise (Server): A request without a compatible warm interpreter starts a cold one.
 #[tokio::test]
-async fn what_does_not_fit_starts_cold() {
-    let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
-    kept.until(|metrics| metrics.waiting == 1).await;
+async fn incompatible_request_starts_cold() {
+    let fixture = keep(InterpreterConfig::python(), InterpreterTimes::default());
+    fixture.until(|metrics| metrics.waiting == 1).await;
     let default = || spec().build().expect("valid");
-    let lent = Workspace::HostDir { path: "/tmp".into(), access: Access::ReadOnly };
+    let mounted = Workspace::HostDir { path: "/tmp".into(), access: Access::ReadOnly };
     let memory = Limits { memory: Some(ByteSize::from_mebibytes(64)), ..Limits::default() };
     let strict = Spec::default();
     let request = python("print(1)");
-    for asked in [spec().workspace(lent).build().expect("valid"), spec().limits(memory).build().expect("valid"), strict]
+    for asked in
+        [spec().workspace(mounted).build().expect("valid"), spec().limits(memory).build().expect("valid"), strict]
     {
-        assert!(kept.interpreters.take(&asked, &request).is_none(), "{asked:?}");
+        assert!(fixture.interpreters.take(&asked, &request).is_none(), "{asked:?}");
     }
     for request in [
         request.to_builder().env("PYTHONHASHSEED", "1").build().expect("valid"),
@@ -110,17 +112,17 @@ async fn what_does_not_fit_starts_cold() {
         request.to_builder().timeout(Duration::from_secs(7200)).build().expect("valid"),
         ExecRequest::argv(["python3", "-c", "1"]).build().expect("valid"),
     ] {
-        assert!(kept.interpreters.take(&default(), &request).is_none(), "{request:?}");
+        assert!(fixture.interpreters.take(&default(), &request).is_none(), "{request:?}");
     }
     let short =
         spec().limits(Limits { wall_time: Duration::from_millis(300), ..Limits::default() }).build().expect("valid");
-    let taken = kept.interpreters.take(&short, &python("import time; time.sleep(60)")).expect("it waits still");
+    let taken = fixture.interpreters.take(&short, &python("import time; time.sleep(60)")).expect("it waits still");
     let (handle, sandbox) = taken.start().await.expect("it starts");
     let row = sandbox.posture().get(Protection::WallTime).expect("a row").mechanism.clone();
     assert!(row.contains("0.3 s"), "{row}");
     assert!(collect(handle).await.expect("it ends").exit.timed_out);
     drop(sandbox);
-    kept.end().await;
+    fixture.end().await;
 }
 
 /// Promise (Server): Old and dead warm interpreters are replaced.
@@ -128,40 +130,40 @@ async fn what_does_not_fit_starts_cold() {
 async fn the_old_and_the_dead_are_replaced() {
     let check_every = Duration::from_millis(50);
     let old = InterpreterTimes { max_age: Duration::from_millis(300), check_every, ..InterpreterTimes::default() };
-    let kept = keep(InterpreterConfig::python(), old);
-    kept.until(|metrics| metrics.expired >= 2 && metrics.made >= 2).await;
-    kept.end().await;
+    let fixture = keep(InterpreterConfig::python(), old);
+    fixture.until(|metrics| metrics.expired >= 2 && metrics.made >= 2).await;
+    fixture.end().await;
     let mortal = InterpreterConfig {
         warm_limit: Duration::from_secs(3),
         lifetime: Duration::from_millis(3100),
         ..InterpreterConfig::python()
     };
-    let kept = keep(mortal, InterpreterTimes { check_every, ..InterpreterTimes::default() });
-    kept.until(|metrics| metrics.died >= 1 && metrics.made >= 2 && metrics.waiting == 1).await;
-    kept.end().await;
+    let fixture = keep(mortal, InterpreterTimes { check_every, ..InterpreterTimes::default() });
+    fixture.until(|metrics| metrics.died >= 1 && metrics.made >= 2 && metrics.waiting == 1).await;
+    fixture.end().await;
 }
 
 /// Promise (Server): A failed preparation is retried with increasing delays.
 #[tokio::test]
-async fn one_that_cannot_be_made_is_tried_again_ever_more_rarely() {
+async fn failed_preparation_is_retried_with_backoff() {
     let missing = InterpreterConfig { command: vec!["no-such-python".to_owned()], ..InterpreterConfig::python() };
     let first = Duration::from_millis(50);
-    let kept = keep(missing, InterpreterTimes { first_backoff: first, ..InterpreterTimes::default() });
+    let fixture = keep(missing, InterpreterTimes { first_backoff: first, ..InterpreterTimes::default() });
     let begun = Instant::now();
-    let metrics = kept.until(|metrics| metrics.failures >= 4).await;
+    let metrics = fixture.until(|metrics| metrics.failures >= 4).await;
     // Waits at least half of 50, 100 and 200 ms between them.
     assert!(begun.elapsed() >= Duration::from_millis(175));
     assert!(metrics.last_error.is_some_and(|error| error.contains("no-such-python")));
-    kept.end().await;
+    fixture.end().await;
 }
 
 /// Promise (Server): A dropped pool closes its warm interpreters.
 #[tokio::test]
-async fn dropped_ones_are_closed() {
-    let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
-    kept.until(|metrics| metrics.waiting == 1).await;
-    let taken = kept.interpreters.take(&spec().build().expect("valid"), &python("1")).expect("it waits");
-    let Kept { pool, interpreters } = kept;
+async fn dropped_interpreters_are_closed() {
+    let fixture = keep(InterpreterConfig::python(), InterpreterTimes::default());
+    fixture.until(|metrics| metrics.waiting == 1).await;
+    let taken = fixture.interpreters.take(&spec().build().expect("valid"), &python("1")).expect("it waits");
+    let Fixture { pool, interpreters } = fixture;
     drop((taken, interpreters));
     pool.pool().shutdown(TEST_TIMEOUT).await.expect("it ends");
     assert_eq!(pool.pool().metrics().close_failures, 0);

@@ -45,12 +45,12 @@ async fn refilled(pooled: &PooledBackend, ahead: bool) {
 /// Promise (Warm sandboxes and pools): A claimed process sandbox equals a created one in posture, environment and
 /// access.
 #[test]
-fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
+fn claimed_sandbox_equals_a_created_one() {
     leaving_nothing(async {
-        let lent = tempfile::tempdir().expect("a directory");
+        let mounted = tempfile::tempdir().expect("a directory");
         // As an unprivileged user's sandbox sees it: writable for the guest, whatever its user id.
-        std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
-        let directory = lent.path().canonicalize().expect("it exists");
+        std::fs::set_permissions(mounted.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+        let directory = mounted.path().canonicalize().expect("it exists");
         let backend = process();
         let ahead = backend.capabilities().contains(&Capability::Warm);
         let mut warm = 0;
@@ -62,8 +62,8 @@ fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
             let pooled = PooledBackend::new(Arc::clone(&backend), template, config).expect("a pool");
             for seed in [pair * 2, pair * 2 + 1] {
                 refilled(&pooled, ahead).await;
-                let lent = (pair > 0).then_some(directory.as_path());
-                let trial = Trial::seeded(seed, &Spec::default(), lent);
+                let mounted = (pair > 0).then_some(directory.as_path());
+                let trial = Trial::seeded(seed, &Spec::default(), mounted);
                 let compared = compare_backends(&*backend, &pooled, &UnixPrograms::default(), &trial).await;
                 compared.unwrap_or_else(|differs| panic!("{differs}, for {:?}", trial.spec));
             }
@@ -89,8 +89,8 @@ fn runs_through_a_pool_are_apart_and_leave_nothing() {
                     format!("test ! -e mark && echo {number} > mark && cat mark && sleep 1000 &\nsleep 0.05; cat mark");
                 let request = ExecRequest::shell(line).build().expect("valid");
                 let (done, posture) = pooled.pool().run(spec, request).await.expect("it runs");
-                let said = String::from_utf8_lossy(&done.stdout).into_owned();
-                assert_eq!(said, format!("{number}\n{number}\n"));
+                let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+                assert_eq!(printed, format!("{number}\n{number}\n"));
                 assert!(!posture.items().is_empty());
             });
         }
@@ -106,11 +106,11 @@ fn runs_through_a_pool_are_apart_and_leave_nothing() {
 /// Promise (Warm sandboxes and pools): A run with a mounted host directory returns only when no process can write
 /// there.
 #[test]
-fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
+fn run_with_a_mount_returns_after_its_last_writer() {
     leaving_nothing(async {
-        let lent = tempfile::tempdir().expect("a directory");
-        std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
-        let path = lent.path().canonicalize().expect("it exists");
+        let mounted = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(mounted.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+        let path = mounted.path().canonicalize().expect("it exists");
         let pooled = registry::pooled("process", Spec::default(), PoolConfig::default()).expect("a pool");
         let workspace = Workspace::HostDir { path: path.clone(), access: Access::ReadWrite };
         let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("valid");
@@ -128,7 +128,7 @@ fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
 
 /// A search for traces of earlier tenants: files in writable directories, shared memory, processes, variables. The
 /// patterns do not match themselves.
-const LOOK: &str = r#"
+const PROBE: &str = r#"
     ls -A /workspace
     find /tmp /var/tmp /dev/shm /dev/mqueue /run /home -xdev -name 'of-a-tenant*' 2> /dev/null
     env | grep 'OF_A[_]TENANT'
@@ -163,15 +163,15 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
         let (one, other) = tokio::join!(one, other);
         for lease in [one.expect("a sandbox"), other.expect("a sandbox")] {
             assert!(given.insert(lease.id().to_string()), "{} was given twice", lease.id());
-            let look = lease.exec(ExecRequest::shell(LOOK).build().expect("valid")).await.expect("it runs");
-            assert_eq!(String::from_utf8_lossy(&look.stdout), "", "of another tenant");
+            let probe = lease.exec(ExecRequest::shell(PROBE).build().expect("valid")).await.expect("it runs");
+            assert_eq!(String::from_utf8_lossy(&probe.stdout), "", "of another tenant");
             let leave = ExecRequest::shell(LEAVE).env("OF_A_TENANT", "secret").build().expect("valid");
             let left = lease.exec(leave).await.expect("it runs");
             assert!(left.exit.success(), "nothing could be left: {left:?}");
             // Checks that the search finds existing traces. The environment of another process cannot be read in
             // containers.
-            let look = lease.exec(ExecRequest::shell(LOOK).build().expect("valid")).await.expect("it runs");
-            let found = String::from_utf8_lossy(&look.stdout);
+            let probe = lease.exec(ExecRequest::shell(PROBE).build().expect("valid")).await.expect("it runs");
+            let found = String::from_utf8_lossy(&probe.stdout);
             for what in ["/tmp/of-a-tenant", "/dev/shm/of-a-tenant", "sleep 7777"] {
                 assert!(found.contains(what), "{what} is not found: {found}");
             }
@@ -237,14 +237,14 @@ for at in /workspace /tmp /dev/shm; do echo $MINE > $at/$MINE; done; (sleep 1000
 /// Promise (Virtual machines): Each VM of a pool serves one lease, and each snapshot one tenant.
 #[cfg(feature = "vm")]
 #[test]
-fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
+fn pooled_vms_serve_one_lease_and_snapshots_one_tenant() {
     use cofferdam::registry::{Setup, VmSettings};
     use std::collections::BTreeSet;
 
-    use crate::cli::machines::{cache, with_machines};
+    use crate::cli::machines::{cache, with_vms};
 
-    let test = "machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant";
-    if with_machines(std::process::Command::new("true"), test).is_none() {
+    let test = "pooled_vms_serve_one_lease_and_snapshots_one_tenant";
+    if with_vms(std::process::Command::new("true"), test).is_none() {
         return;
     }
     leaving_nothing(async {
@@ -264,14 +264,14 @@ fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
         for turn in 0..6 {
             refilled(&pooled, true).await;
             let tenant = ["acme", "rival"][turn % 2];
-            let lease = pooled.pool().claim(spec(tenant)).await.expect("a machine");
+            let lease = pooled.pool().claim(spec(tenant)).await.expect("a VM");
             let request = ExecRequest::shell(MARKS).env("MINE", format!("{tenant}-{turn}")).build().expect("valid");
             let done = lease.exec(request).await.expect("it runs");
             assert_eq!(String::from_utf8_lossy(&done.stdout), "marked\n", "{done:?}");
             let request = ExecRequest::shell("cat /etc/machine-id; ls /workspace").build().expect("valid");
             let done = lease.exec(request).await.expect("it runs");
-            let said = String::from_utf8_lossy(&done.stdout).into_owned();
-            let (machine, mine) = said.split_once('\n').expect("two lines");
+            let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+            let (machine, mine) = printed.split_once('\n').expect("two lines");
             assert_eq!(mine, format!("{tenant}-{turn}\n"));
             assert!(ids.insert(lease.id().to_string()) && machine_ids.insert(machine.to_owned()), "{machine}: twice");
             if turn == 0 {

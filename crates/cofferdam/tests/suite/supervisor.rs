@@ -148,9 +148,9 @@ fn root_of_a_user_namespace_that_is_the_hosts_root_is_refused() {
 
 /// Promise (Process isolation): A root supervisor without the capability to mount runs its sandboxes as another user.
 #[test]
-fn root_without_the_right_to_mount_becomes_somebody_else() {
+fn root_without_mount_capability_runs_as_another_user() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP root_without_the_right_to_mount_becomes_somebody_else: only root can give that right up");
+        println!("SKIP root_without_mount_capability_runs_as_another_user: only root can give that right up");
         return;
     }
     let (status, text) = run_under(&["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]);
@@ -175,7 +175,7 @@ async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
         let request = ExecRequest::argv(["true"]).timeout(Duration::from_millis(400)).build().expect("valid");
         let late = async {
             tokio::time::sleep(Duration::from_millis(600)).await;
-            signal(rustix::process::Signal::CONT).expect("it goes on");
+            signal(rustix::process::Signal::CONT).expect("it continues");
         };
         let (started, ()) = tokio::join!(backend.start_one(Spec::default(), request), late);
         let (sandbox, handle) = started.expect("it starts");

@@ -199,8 +199,8 @@ async fn operate(guest: &Guest, method: &str, message: &Value) -> Result<Value, 
             if entry(guest, &path).await.is_ok() {
                 return Err(Refused("already_exists", format!("directory already exists: {path}")));
             }
-            let made = guest.sandbox.put(&path, NewEntry::Directory { mode: 0o755 }).await;
-            made.map_err(|error| failed(&error))?;
+            let created = guest.sandbox.put(&path, NewEntry::Directory { mode: 0o755 }).await;
+            created.map_err(|error| failed(&error))?;
             described(&path).await
         }
         "Move" => {

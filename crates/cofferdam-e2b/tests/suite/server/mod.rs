@@ -5,7 +5,7 @@
 //!        --E2b-Sandbox-Id, X-Access-Token--> process.rs: process.Process;  files.rs: /files, filesystem.Filesystem
 //! ```
 //!
-//! E2B's own SDK is the judge of it: see `sdk.rs`. It does not watch directories, build templates or serve ports.
+//! E2B's own SDK tests it: see `sdk.rs`. It does not watch directories, build templates or serve ports.
 #![expect(clippy::result_large_err, reason = "a refusal is the answer, which is sent at once")]
 
 mod control;

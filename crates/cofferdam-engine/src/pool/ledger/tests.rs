@@ -32,7 +32,7 @@ fn filled() -> Book {
 }
 
 #[test]
-fn the_youngest_that_fits_is_claimed_and_replaced_when_nobody_waits() {
+fn youngest_compatible_is_claimed_and_replaced_without_waiting_claims() {
     let mut ledger = filled();
     ledger.enter(&tenant(0), (7, true)).unwrap();
     assert_eq!(next(&mut ledger), Some(Next::Warm((7, true), 1)));
@@ -64,7 +64,7 @@ fn a_refill_waits_after_claims_but_not_for_ever_and_not_once_none_is_ready() {
         assert_eq!(ledger.refill(now), 0);
         now += Duration::from_millis(4);
     }
-    assert!(now - SECOND >= config.refill_patience && now - SECOND < 2 * config.refill_patience);
+    assert!(now - SECOND >= config.refill_yield_timeout && now - SECOND < 2 * config.refill_yield_timeout);
 
     let mut ledger = filled();
     claim(&mut ledger);
@@ -82,7 +82,7 @@ fn a_spec_that_does_not_fit_gets_a_place_of_its_own() {
 }
 
 #[test]
-fn one_that_waits_makes_room_where_all_places_are_taken() {
+fn idle_sandbox_is_evicted_if_all_slots_are_taken() {
     let mut ledger = filled();
     for _ in 0..4 {
         ledger.enter(&tenant(0), (0, false)).unwrap();
@@ -107,14 +107,14 @@ fn demand_raises_the_target_and_idleness_lowers_it() {
         ledger.shift(SlotState::Leased, SlotState::Closing);
         ledger.shift(SlotState::Closing, SlotState::Free);
     }
-    let mut made = 0;
+    let mut created = 0;
     while ledger.refill(Duration::ZERO) > 0 {
         while ledger.count(SlotState::Filling) > 0 {
-            ledger.filled(made, Duration::ZERO);
-            made += 1;
+            ledger.filled(created, Duration::ZERO);
+            created += 1;
         }
     }
-    assert_eq!(made, 4, "up to max_warm");
+    assert_eq!(created, 4, "up to max_warm");
     assert_eq!(ledger.expire(59 * SECOND), Vec::<u32>::new());
     assert_eq!(ledger.expire(60 * SECOND), [0, 1], "surplus sandboxes, oldest first");
     assert_eq!(ledger.refill(60 * SECOND), 0, "they are not replaced");
@@ -160,13 +160,13 @@ fn a_refill_gives_way_to_creates_but_not_for_ever() {
     ledger.enter(&tenant(0), (0, true)).unwrap();
     assert!(matches!(next(&mut ledger), Some(Next::Cold(..))));
     assert_eq!(ledger.refill(SECOND), 0);
-    let yield_time = PoolConfig::default().refill_patience;
+    let yield_time = PoolConfig::default().refill_yield_timeout;
     assert_eq!(ledger.next_poll(SECOND), Some(SECOND + yield_time));
     assert_eq!(ledger.refill(SECOND + yield_time), 2);
 }
 
 #[test]
-fn nobody_is_let_in_beyond_the_bounds() {
+fn claims_beyond_the_bounds_are_refused() {
     let mut ledger = Book::new(PoolConfig { max: 1, min_warm: 0, max_warm: 0, max_waiting: 1, ..config() });
     ledger.enter(&tenant(0), (0, true)).unwrap();
     assert!(next(&mut ledger).is_some());
@@ -187,7 +187,7 @@ fn draining_gives_everything_back_and_refills_no_more() {
 
 /// Promise (Warm sandboxes and pools): A leased sandbox never becomes idle again.
 #[test]
-fn what_was_leased_is_never_idle_again() {
+fn leased_sandbox_never_becomes_idle() {
     use SlotState as S;
     let all = [S::Free, S::Filling, S::Idle, S::Making, S::Leased, S::Closing];
     let from_leased: Vec<_> = all.into_iter().filter(|to| valid_transition(S::Leased, *to)).collect();
@@ -204,7 +204,7 @@ enum Step {
     Refill,
     Filled,
     FillFailed,
-    Made,
+    Created,
     MakeFailed,
     LeaseEnds,
     Closed,
@@ -221,7 +221,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Refill),
         3 => Just(Step::Filled),
         1 => Just(Step::FillFailed),
-        3 => Just(Step::Made),
+        3 => Just(Step::Created),
         1 => Just(Step::MakeFailed),
         3 => Just(Step::LeaseEnds),
         3 => Just(Step::Closed),
@@ -237,7 +237,7 @@ proptest! {
     ///
     /// Promise (Warm sandboxes and pools): A caller waits only while all slots of a pool are taken.
     #[test]
-    fn places_add_up_and_nobody_waits_for_nothing(
+    fn slots_add_up_and_no_claim_waits_without_progress(
         steps in prop::collection::vec(step(), 0..300),
         (min_warm, more, max, at_once) in (0usize..3, 0usize..3, 0usize..4, 1usize..3),
     ) {
@@ -278,7 +278,7 @@ proptest! {
                     prop_assert_eq!(ledger.filled(serial, now), None);
                 },
                 Step::FillFailed => if ledger.count(SlotState::Filling) > 0 { ledger.fill_failed(now, 0.5) },
-                Step::Made => pass(&mut ledger, SlotState::Making, SlotState::Leased),
+                Step::Created => pass(&mut ledger, SlotState::Making, SlotState::Leased),
                 Step::MakeFailed => pass(&mut ledger, SlotState::Making, SlotState::Free),
                 Step::LeaseEnds => pass(&mut ledger, SlotState::Leased, SlotState::Closing),
                 Step::Closed => pass(&mut ledger, SlotState::Closing, SlotState::Free),

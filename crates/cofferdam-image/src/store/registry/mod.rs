@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use cofferdam_linux::trust::{self, Secrecy};
 use tokio::runtime::Runtime;
 
-use super::add::{Session, now};
+use super::add::{AddSession, now};
 use super::error::{Result, StoreError, io};
 use super::load::unpack;
 use super::record::{ImageConfig, ImageRecord, LayerInfo};
@@ -141,9 +141,9 @@ async fn describe(registry: &mut Registry, reference: &Reference) -> Result<Remo
     Ok(Remote { manifest, config, layers })
 }
 
-/// Downloads a layer's file, unless the store has it. Begins anew if the connection breaks.
+/// Downloads a layer's file, unless the store has it. Restarts if the connection breaks.
 fn download(
-    session: &Session<'_>,
+    session: &AddSession<'_>,
     runtime: &Runtime,
     registry: &mut Registry,
     layer: &layout::RemoteLayer,

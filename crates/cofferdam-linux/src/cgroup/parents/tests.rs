@@ -48,7 +48,7 @@ fn processes_in_the_same_groups_are_bounded_alike() {
 }
 
 #[test]
-fn usual_mount_points_give_what_the_list_of_mounts_gives_or_nothing() {
+fn usual_mount_points_agree_with_the_mount_list() {
     let own = "4:freezer:/\n3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
     let usual = usual_mounts(own, |path| (path != Path::new("/sys/fs/cgroup")).then_some(false)).unwrap();
     // A group that is not at its usual path is searched for in the list.

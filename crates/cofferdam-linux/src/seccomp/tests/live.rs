@@ -28,7 +28,7 @@ fn under_filter<T: Send>(options: Options, test: impl FnOnce() -> T + Send) -> T
 
 /// Promise (Process isolation): The kernel refuses the system calls that the seccomp table refuses.
 #[test]
-fn kernel_refuses_what_the_table_refuses() {
+fn kernel_refuses_the_calls_that_the_table_refuses() {
     // A container around the tests may refuse some calls already, but not all: a bad descriptor returns EBADF
     // everywhere.
     let without = REFUSED.map(|(number, arguments, _)| sys::errno_of(number, arguments));
@@ -38,7 +38,7 @@ fn kernel_refuses_what_the_table_refuses() {
 }
 
 #[test]
-fn kernel_allows_what_programs_need() {
+fn kernel_allows_calls_that_programs_need() {
     under_filter(Options::default(), || {
         assert_eq!(sys::errno_of(libc::SYS_getppid, [0; 4]), 0);
         assert_eq!(sys::errno_of(libc::SYS_socket, [1, 1, 0, 0]), 0);

@@ -144,7 +144,7 @@ fn socket_pairs_are_unix_only() {
 }
 
 #[test]
-fn terminal_injection_is_refused_whatever_the_high_bits() {
+fn terminal_injection_is_refused_with_any_high_bits() {
     for request in [0x5412, 0x541c, 0x541d, 0x5423] {
         for high in [0, 1 << 32, 1 << 63, 0xffff_ffff_0000_0000] {
             default("ioctl", &[0, request | high], EPERM);
@@ -347,7 +347,7 @@ fn exec_tag_is_set_only_with_its_key() {
 }
 
 #[test]
-fn process_one_is_out_of_reach() {
+fn pid_1_is_out_of_reach() {
     // Signals, handles, and numbers whose upper half the kernel ignores.
     for one in [1, 1 | 1 << 32] {
         for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo".split(' ') {
@@ -387,7 +387,7 @@ fn process_one_is_out_of_reach() {
 }
 
 #[test]
-fn prctl_and_personality_keep_the_process_what_it_is() {
+fn prctl_and_personality_are_restricted() {
     for option in [35, 62, 67, 35 | 1 << 32] {
         default("prctl", &[option], EPERM);
     }

@@ -125,7 +125,7 @@ mod tests {
 
     /// Promise (Server): A token whose claims name no tenant, several, or a malformed one is refused.
     #[test]
-    fn a_tenant_is_one_and_well_formed() {
+    fn tenant_claim_is_single_and_well_formed() {
         for org in [
             json!(null),
             json!(7),

@@ -44,14 +44,14 @@ fn has_ended(pid: u32, state: &str) -> bool {
 pub(super) fn vmms_of(parent: u32) -> BTreeSet<u32> {
     let is_one = |pid: &u32| {
         about(*pid).is_some_and(|(name, state, found, _)| {
-            found == parent && name.contains("qemu-system") && !["Z", "X"].contains(&&*state) && is_a_machine(*pid)
+            found == parent && name.contains("qemu-system") && !["Z", "X"].contains(&&*state) && is_a_vm(*pid)
         })
     };
     numbers().filter(is_one).collect()
 }
 
 /// Returns true if a VMM has a VM: not if it only prints its version, or has not executed yet.
-fn is_a_machine(pid: u32) -> bool {
+fn is_a_vm(pid: u32) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|&byte| byte == 0).any(|word| word == b"-machine" || word == b"-M")
 }

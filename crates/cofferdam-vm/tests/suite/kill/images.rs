@@ -23,7 +23,7 @@ fn source(temp: &Path, root: &str) -> Source {
     Source { kernel, root: RootSource::Directory(temp.join(root)), ..Source::default() }
 }
 
-/// The process that [`image_whose_build_is_killed_is_complete_or_absent`] kills; not a test of its own.
+/// The process that [`image_of_a_killed_build_is_complete_or_missing`] kills; not a test of its own.
 #[test]
 fn maker() {
     let Some(temp) = place_of(PART) else { return };
@@ -68,8 +68,8 @@ fn undisturbed(temp: &Place) -> (BTreeSet<PathBuf>, usize) {
 
 /// Promise (Virtual machines): An image whose build is killed is complete or absent.
 #[test]
-fn image_whose_build_is_killed_is_complete_or_absent() {
-    let test = "image_whose_build_is_killed_is_complete_or_absent";
+fn image_of_a_killed_build_is_complete_or_missing() {
+    let test = "image_of_a_killed_build_is_complete_or_missing";
     if Command::new("mkfs.ext4").arg("-V").output().is_err() && !Path::new("/usr/sbin/mkfs.ext4").exists() {
         println!("SKIP {test}: no mkfs.ext4 (package e2fsprogs)");
         return;

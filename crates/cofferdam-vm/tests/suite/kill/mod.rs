@@ -2,7 +2,7 @@
 //! control group, file, mount or socket.
 //!
 //! ```text
-//! test --starts, in a session of its own--> this program again: the supervisor --> monitors
+//! test --starts, in a session of its own--> this program again: the supervisor --> VMMs
 //!   |<--- "step NAME" on standard output ------------|
 //!   '--- SIGKILL, some milliseconds later ---------->'   then: a census of its session, and another start
 //! ```

@@ -108,7 +108,7 @@ enum For {
     Step,
     /// The step, without cached findings about the host, which is then probed again.
     Finding,
-    Monitor,
+    Vmm,
     /// The step, without reaping the process before the next start, as in a container whose first process reaps
     /// nothing.
     Unreaped,
@@ -117,7 +117,7 @@ enum For {
 fn steps() -> Vec<(Moment, usize)> {
     let moment = |stay, step, within| Moment { stay, step, wait: For::Step, within };
     let finding = |within| Moment { stay: "", step: "create", wait: For::Finding, within };
-    let boot = |within| Moment { stay: "", step: "create", wait: For::Monitor, within };
+    let boot = |within| Moment { stay: "", step: "create", wait: For::Vmm, within };
     vec![
         (moment("", "create", 1), 1),
         // During the probes of the host and the check of the image; then during the boot of the VM.
@@ -168,7 +168,7 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
             }
             let mut supervisor = Supervisor::start(TEST, PART, temp.path(), moment.stay);
             supervisor.reach(moment.step);
-            if let For::Monitor = moment.wait {
+            if let For::Vmm = moment.wait {
                 supervisor.has_vmm();
             }
             let after = millis(&mut random, moment.within);

@@ -17,7 +17,7 @@ use super::{PART, PLACE, Place, census, config, millis, moments, place_of};
 use crate::support::{self, NO_HANG};
 
 /// Marks this program as the supervisor.
-const KEEPER: &str = "keeper";
+const SUPERVISOR: &str = "supervisor";
 /// Far shorter than any deadline, and far longer than any step.
 const PROMPT: Duration = Duration::from_secs(60);
 
@@ -36,7 +36,7 @@ fn kill(pid: u32) {
 }
 
 /// The VMM to kill.
-enum Whose<'a> {
+enum Target<'a> {
     /// An existing one.
     Known(u32),
     /// The first one besides these.
@@ -44,13 +44,13 @@ enum Whose<'a> {
 }
 
 /// Kills a VMM during an operation, and returns the outcome. An operation that takes too long is a hang.
-async fn killed<T>(whose: Whose<'_>, after: Duration, work: impl Future<Output = T>) -> T {
+async fn killed<T>(target: Target<'_>, after: Duration, work: impl Future<Output = T>) -> T {
     let mut done = false;
     let mut work = std::pin::pin!(work);
     let killer = async {
-        let pid = match whose {
-            Whose::Known(pid) => pid,
-            Whose::New(known) => loop {
+        let pid = match target {
+            Target::Known(pid) => pid,
+            Target::New(known) => loop {
                 if let Some(pid) = vmms().difference(known).next() {
                     break *pid;
                 }
@@ -86,13 +86,13 @@ fn is_reported<T>(step: &str, outcome: Result<T>) -> bool {
     true
 }
 
-struct Keeper {
+struct Supervisor {
     backend: VmBackend,
     good: Snapshot,
     random: fastrand::Rng,
 }
 
-impl Keeper {
+impl Supervisor {
     /// Returns a working VM, and the process ID of its VMM.
     async fn sandbox(&self) -> (Arc<dyn Sandbox>, u32) {
         let before = vmms();
@@ -109,7 +109,7 @@ impl Keeper {
         [Duration::ZERO, millis(&mut self.random, max / 4 + 1), millis(&mut self.random, max)]
     }
 
-    /// Checks a sandbox whose VMM is gone: all operations report that, and closing it is no error.
+    /// Checks a sandbox of a dead VMM: all operations report that, and closing it is no error.
     async fn is_over(&self, sandbox: Arc<dyn Sandbox>) {
         assert!(is_reported("exec after it", prompt(sandbox.start(forever())).await.map(drop)));
         assert!(is_reported("list after it", prompt(sandbox.list_dir(&SandboxPath::default())).await));
@@ -121,7 +121,7 @@ impl Keeper {
     async fn boots(&mut self) {
         for after in self.moments(900) {
             let before = vmms();
-            let created = killed(Whose::New(&before), after, self.backend.create(spec())).await;
+            let created = killed(Target::New(&before), after, self.backend.create(spec())).await;
             assert!(is_reported(&format!("create, {after:?}"), created.map(drop)));
             assert_eq!(vmms(), before);
         }
@@ -139,7 +139,7 @@ impl Keeper {
                 while output.next().await.is_some() {}
                 flood.exit().await
             };
-            assert!(is_reported("exec with output", killed(Whose::Known(pid), after, output).await));
+            assert!(is_reported("exec with output", killed(Target::Known(pid), after, output).await));
             assert!(is_reported("exec with input", prompt(reads.exit()).await));
             let mut stdin = reads.stdin().unwrap();
             prompt(stdin.write_all(&vec![7; 4 << 20])).await.expect_err("the reader is gone");
@@ -147,7 +147,7 @@ impl Keeper {
             let (sandbox, pid) = self.sandbox().await;
             let path = SandboxPath::new("file").unwrap();
             let contents: FileReader = Box::new(tokio::io::AsyncReadExt::take(tokio::io::repeat(7), 24 << 20));
-            let written = killed(Whose::Known(pid), after, sandbox.write_file(&path, contents)).await;
+            let written = killed(Target::Known(pid), after, sandbox.write_file(&path, contents)).await;
             is_reported("write", written);
             self.is_over(sandbox).await;
         }
@@ -158,14 +158,14 @@ impl Keeper {
         for after in self.moments(60) {
             let (sandbox, pid) = self.sandbox().await;
             let handle = prompt(sandbox.start(forever())).await.unwrap();
-            let taken = killed(Whose::Known(pid), after, sandbox.snapshot()).await;
+            let taken = killed(Target::Known(pid), after, sandbox.snapshot()).await;
             cut_off += u32::from(is_reported(&format!("snapshot, {after:?}"), taken));
             kill(pid);
             assert!(is_reported("its exec", prompt(handle.exit()).await));
             self.is_over(sandbox).await;
             let (sandbox, pid) = self.sandbox().await;
             let before = vmms();
-            let forked = killed(Whose::Known(pid), after, sandbox.fork()).await;
+            let forked = killed(Target::Known(pid), after, sandbox.fork()).await;
             if let Ok(fork) = &forked {
                 prompt(fork.close()).await.unwrap();
             }
@@ -204,7 +204,7 @@ impl Keeper {
         let mut cut_off = 0;
         for after in self.moments(200).into_iter().chain([5, 20, 50].map(Duration::from_millis)) {
             let before = vmms();
-            let restored = killed(Whose::New(&before), after, self.backend.restore(self.good.clone(), spec())).await;
+            let restored = killed(Target::New(&before), after, self.backend.restore(self.good.clone(), spec())).await;
             if let Ok(sandbox) = &restored {
                 prompt(sandbox.close()).await.unwrap();
             }
@@ -217,13 +217,13 @@ impl Keeper {
     async fn prepared(&mut self) {
         let before = vmms();
         let boot = millis(&mut self.random, 600);
-        let warmed = killed(Whose::New(&before), boot, self.backend.prepare(spec())).await;
+        let warmed = killed(Target::New(&before), boot, self.backend.prepare(spec())).await;
         assert!(is_reported("the first warm one", warmed));
         // The next call creates the template that could not be created.
         let mut warm = prompt(self.backend.prepare(spec())).await.unwrap();
         for after in self.moments(150) {
             let there = vmms();
-            let warmed = killed(Whose::New(&there), after, self.backend.prepare(spec())).await;
+            let warmed = killed(Target::New(&there), after, self.backend.prepare(spec())).await;
             if !is_reported("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
                 prompt(warmed.unwrap().close()).await.unwrap();
             }
@@ -255,7 +255,7 @@ impl Keeper {
     async fn closes(&mut self) {
         for after in self.moments(20) {
             let (sandbox, pid) = self.sandbox().await;
-            killed(Whose::Known(pid), after, sandbox.close()).await.expect("what is gone is closed");
+            killed(Target::Known(pid), after, sandbox.close()).await.expect("what is gone is closed");
             prompt(sandbox.close()).await.unwrap();
             assert!(!vmms().contains(&pid));
         }
@@ -273,27 +273,27 @@ async fn prompt<T>(work: impl Future<Output = T>) -> T {
 /// The supervisor of [`supervisor_continues_whenever_its_vmm_is_killed`], in a process with no other VMs; not a
 /// test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keeper() {
-    let Some(temp) = place_of(KEEPER) else { return };
+async fn supervisor() {
+    let Some(temp) = place_of(SUPERVISOR) else { return };
     let backend = VmBackend::new(config(&temp)).unwrap();
     let before = support::census();
     let first = prompt(backend.create(spec())).await.unwrap();
     let good = prompt(first.snapshot()).await.unwrap();
-    let mut keeper = Keeper { backend, good, random: moments("keeper") };
-    keeper.boots().await;
-    keeper.execs().await;
-    keeper.snapshots().await;
-    keeper.pauses().await;
-    keeper.restores().await;
-    keeper.prepared().await;
-    keeper.closes().await;
+    let mut supervisor = Supervisor { backend, good, random: moments("supervisor") };
+    supervisor.boots().await;
+    supervisor.execs().await;
+    supervisor.snapshots().await;
+    supervisor.pauses().await;
+    supervisor.restores().await;
+    supervisor.prepared().await;
+    supervisor.closes().await;
     // The first sandbox, and a new one, work.
-    for sandbox in [first, prompt(keeper.backend.create(spec())).await.unwrap()] {
+    for sandbox in [first, prompt(supervisor.backend.create(spec())).await.unwrap()] {
         let done = prompt(sandbox.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
         assert_eq!(&*done.stdout, b"works\n");
         prompt(sandbox.close()).await.unwrap();
     }
-    drop(keeper);
+    drop(supervisor);
     assert_eq!(support::left(&before).await, BTreeSet::new());
     assert_eq!(census::groups_of(std::process::id()), BTreeSet::new());
     assert_eq!(census::files(&temp.join("disks")), BTreeSet::new());
@@ -309,9 +309,9 @@ fn supervisor_continues_whenever_its_vmm_is_killed() {
     }
     let temp = Place::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "kill::vmm::keeper", "--nocapture"]).env(PART, KEEPER).env(PLACE, temp.path());
+    command.args(["--exact", "kill::vmm::supervisor", "--nocapture"]).env(PART, SUPERVISOR).env(PLACE, temp.path());
     let output = command.env("TMPDIR", temp.path().join("tmp")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}");
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use cofferdam::registry::ContainerSettings;
-use cofferdam::registry::images::{BaseImage, ImageInfo, Images, MadeImage};
+use cofferdam::registry::images::{BaseImage, CreatedImage, ImageInfo, Images};
 use cofferdam::{ByteSize, Error, Result};
 use serde_json::json;
 
@@ -48,7 +48,7 @@ pub fn main(command: &ImageCommand, settings: &ContainerSettings, form: Form, pr
     Ok(report::printed(result?, 0))
 }
 
-fn show(made: &MadeImage, form: Form, progress: &Progress) -> std::io::Result<()> {
+fn show(made: &CreatedImage, form: Form, progress: &Progress) -> std::io::Result<()> {
     progress.finish();
     match form {
         Form::Text => {

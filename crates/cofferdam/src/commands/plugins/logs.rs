@@ -15,7 +15,7 @@ use crate::args::LogsArgs;
 use crate::report::{print, printed};
 use crate::terminal::one_line;
 
-/// The time between two looks at the end of the log.
+/// The interval at which the end of the log is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Prints the last lines, and new ones if asked for.

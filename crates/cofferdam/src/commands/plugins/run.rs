@@ -105,7 +105,7 @@ async fn serve(host: &Host, args: &RunPluginsArgs) -> Result<()> {
         () = counters => Ok(()),
         result = calls(host) => {
             result?;
-            // Without calls, timers and events go on until a signal arrives.
+            // Without calls, timers and events continue until a signal arrives.
             std::future::pending().await
         }
     }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_goes_on_while_something_is_open() {
+    fn repl_continues_incomplete_code() {
         for (language, code, more) in [
             ("python", "1 + 1\n", false),
             ("python", "f(1,\n", true),

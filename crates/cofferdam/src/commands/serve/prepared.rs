@@ -80,7 +80,7 @@ fn prepared_interpreters(
         let interpreter = InterpreterConfig { command, ..interpreter.with_modules(modules) };
         Some(PreparedInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
     });
-    Ok(prepared.filter(|kept| kept.ready > 0).collect())
+    Ok(prepared.filter(|kind| kind.ready > 0).collect())
 }
 
 #[cfg(test)]

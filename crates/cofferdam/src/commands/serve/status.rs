@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use cofferdam::resident::{Connection, Place, Refusal, Status};
+use cofferdam::resident::{Connection, Refusal, SocketDirectory, Status};
 use cofferdam::{Error, ErrorKind, Result};
 
 use crate::report::{self, Form};
@@ -10,8 +10,8 @@ use crate::resident;
 use crate::style::Tone;
 use crate::terminal::one_line;
 
-fn place() -> Result<Result<Place, Refusal>> {
-    Ok(Place::open(resident::candidates().directory())?.ok_or(Refusal::None))
+fn place() -> Result<Result<SocketDirectory, Refusal>> {
+    Ok(SocketDirectory::open(resident::candidates().directory())?.ok_or(Refusal::None))
 }
 
 /// Prints the state of this user's server.

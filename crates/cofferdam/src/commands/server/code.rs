@@ -175,9 +175,9 @@ pub fn kernel(args: &KernelArgs) -> u8 {
         KernelCommand::Start { sandbox, lang, json, client } => {
             let body = OpenKernel { language: lang.clone() };
             let path = format!("/v1/sandboxes/{}/kernels", encoded(sandbox));
-            let made = connect(client)
+            let created = connect(client)
                 .and_then(|client| block_on(async { client.call(Method::POST, &path, Some(&body)).await }));
-            print_id(made, Form::of(*json))
+            print_id(created, Form::of(*json))
         }
         KernelCommand::Ls { sandbox, json, client } => {
             let path = format!("/v1/sandboxes/{}/kernels", encoded(sandbox));

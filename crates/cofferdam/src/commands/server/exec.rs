@@ -18,7 +18,7 @@ use crate::commands::block_on;
 use crate::commands::run::no_signals;
 use crate::interrupts::{Interrupts, Resizes};
 use crate::report::{self, FAILED, Form, READER_GONE};
-use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
+use crate::sink::{Collected, Events, Live, RawOutput, Sink, merge};
 use crate::style::Tone;
 use crate::terminal::one_line;
 use crate::tty::{self, RawTerminal};
@@ -52,10 +52,11 @@ async fn run(client: &Client, args: &ExecArgs, form: Form) -> Result<u8> {
     let raw = if args.tty { Some(RawTerminal::enter()?) } else { None };
     let mut sink = match form {
         Form::Json => Sink::Collect(Collected::default()),
-        _ if args.tty => Sink::Live(Live::new(Raw::Yes)),
-        _ => Sink::Live(Live::new(Raw::No)),
+        _ if args.tty => Sink::Live(Live::new(RawOutput::Yes)),
+        _ => Sink::Live(Live::new(RawOutput::No)),
     };
-    let session = Session { client, sandbox: &args.sandbox, exec: &started.id, owned: true, is_terminal: args.tty };
+    let session =
+        FollowedExec { client, sandbox: &args.sandbox, exec: &started.id, owned: true, is_terminal: args.tty };
     let followed = session.follow(&mut sink, input, 0).await;
     drop(raw);
     session.finish(followed?, sink)
@@ -84,8 +85,8 @@ async fn run_attached(client: &Client, args: &AttachArgs) -> Result<u8> {
     let is_terminal = exec.terminal && !args.no_stdin && tty::size().is_ok();
     let input = (!args.no_stdin && (is_terminal || (exec.stdin && !exec.terminal))).then(crate::stdin::pieces);
     let raw = if is_terminal { Some(RawTerminal::enter()?) } else { None };
-    let mut sink = Sink::Live(Live::new(if is_terminal { Raw::Yes } else { Raw::No }));
-    let session = Session { client, sandbox: &args.sandbox, exec: &exec.id, owned: false, is_terminal };
+    let mut sink = Sink::Live(Live::new(if is_terminal { RawOutput::Yes } else { RawOutput::No }));
+    let session = FollowedExec { client, sandbox: &args.sandbox, exec: &exec.id, owned: false, is_terminal };
     let followed = session.follow(&mut sink, input, args.offset).await;
     drop(raw);
     session.finish(followed?, sink)
@@ -146,7 +147,7 @@ fn ended(sink: Sink, exit: Exit) -> Result<u8> {
 }
 
 /// An exec that this client follows.
-struct Session<'a> {
+struct FollowedExec<'a> {
     client: &'a Client,
     sandbox: &'a str,
     exec: &'a str,
@@ -172,7 +173,7 @@ enum Followed {
     Detached(u64),
 }
 
-impl Session<'_> {
+impl FollowedExec<'_> {
     /// Follows the exec to its end, over any number of connections.
     async fn follow(
         &self,
@@ -351,8 +352,8 @@ async fn print_logs(client: &Client, args: &OutputOfExecArgs) -> Result<u8> {
             newest.ok_or_else(|| Error::new(ErrorKind::NotFound, "logs", "no command was run in this sandbox"))?
         }
     };
-    let mut sink = if args.json { Sink::Events(Events::new()) } else { Sink::Live(Live::new(Raw::No)) };
-    let session = Session { client, sandbox: &args.sandbox, exec: &exec, owned: false, is_terminal: false };
+    let mut sink = if args.json { Sink::Events(Events::new()) } else { Sink::Live(Live::new(RawOutput::No)) };
+    let session = FollowedExec { client, sandbox: &args.sandbox, exec: &exec, owned: false, is_terminal: false };
     let Followed::Exit(exit) = session.follow(&mut sink, None, 0).await? else { return Ok(READER_GONE) };
     if let Sink::Events(events) = &mut sink {
         let mut line = json!({ "type": "exit" });

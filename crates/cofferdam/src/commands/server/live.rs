@@ -71,9 +71,9 @@ pub fn extend(args: &ExtendArgs) -> u8 {
 /// Copies a sandbox, and prints the id of the copy.
 pub fn fork(args: &ForkArgs) -> u8 {
     let body = ForkSandbox { name: args.name.clone(), idle: args.idle, life: args.life };
-    let made = connect(&args.client)
+    let created = connect(&args.client)
         .and_then(|client| block_on(async { change(&client, &args.sandbox, "fork", Some(&body)).await }));
-    print_id(made, Form::of(args.json))
+    print_id(created, Form::of(args.json))
 }
 
 /// Gives a sandbox another name.

@@ -5,28 +5,28 @@ use std::io::Write;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam::registry::machines::MachineSnapshots;
-use cofferdam::registry::{BackendInfo, MACHINE_BACKEND, Setup};
+use cofferdam::registry::machines::VmSnapshots;
+use cofferdam::registry::{BackendInfo, Setup, VM_BACKEND};
 use cofferdam::{Limits, Result, Snapshot, TenantId};
 use cofferdam_server::SnapshotArchive;
 
 /// The archives of a VM backend.
 #[derive(Debug)]
-struct MachineArchive(MachineSnapshots);
+struct VmArchive(VmSnapshots);
 
 /// Returns the archives of a backend that creates VMs.
 pub fn archive(info: &BackendInfo, setup: &Setup) -> Result<Option<Arc<dyn SnapshotArchive>>> {
-    if info.name != MACHINE_BACKEND {
+    if info.name != VM_BACKEND {
         return Ok(None);
     }
-    let snapshots = MachineSnapshots::new(&setup.machines, Arc::new(|_| ()))?;
-    Ok(Some(Arc::new(MachineArchive(snapshots))))
+    let snapshots = VmSnapshots::new(&setup.machines, Arc::new(|_| ()))?;
+    Ok(Some(Arc::new(VmArchive(snapshots))))
 }
 
 #[async_trait]
-impl SnapshotArchive for MachineArchive {
+impl SnapshotArchive for VmArchive {
     async fn save(&self, snapshot: &Snapshot, _limits: &Limits, out: Box<dyn Write + Send>) -> Result<()> {
-        MachineSnapshots::write(snapshot, out).await
+        VmSnapshots::write(snapshot, out).await
     }
 
     async fn load(&self, file: File, _tenant: &TenantId, most: &Limits) -> Result<Snapshot> {

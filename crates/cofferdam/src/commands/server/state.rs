@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_server_has_the_state_and_its_successor_after_it() {
+    async fn state_is_locked_by_one_server_until_its_successor() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("state");
         let lock = async |is_successor| lock_within(&directory, is_successor, LOCK_INTERVAL * 2).await;

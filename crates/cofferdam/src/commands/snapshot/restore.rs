@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Executor, Origin, Place, Screened, Started};
-use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
+use cofferdam::code::{BackendProfile, Executor, Origin, Screened, Started};
+use cofferdam::registry::machines::{LARGEST_WORKSPACE, SnapshotInfo, VmSnapshots};
 use cofferdam::{
     Backend, Error, ErrorKind, ExecHandle, ExecId, OutputEvent, Result, Sandbox, Snapshot, Spec, SpecBuilder,
 };
@@ -19,7 +19,7 @@ use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
 use crate::settings::{Environment, Settings};
-use crate::sink::{Collected, Live, Raw, Sink, merge};
+use crate::sink::{Collected, Live, RawOutput, Sink, merge};
 use crate::style::Tone;
 
 /// Interval at which a restored VM is polled for its end.
@@ -41,7 +41,7 @@ pub(super) fn carry_out(mut args: RestoreArgs, config: Option<PathBuf>, form: Fo
 async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Plan>, settings: Settings) -> Result<u8> {
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let work = Work::new(form, args.answer.quiet);
-    let snapshots = MachineSnapshots::new(&settings.setup.machines, work.progress())?;
+    let snapshots = VmSnapshots::new(&settings.setup.machines, work.progress())?;
     let key = key(args.key_file.as_deref())?;
     let max_disk = args.max_disk.unwrap_or(LARGEST_WORKSPACE);
     let loading = snapshots.load(&args.file, key.as_ref(), max_disk, settings.limits.clone(), work.watch());
@@ -49,7 +49,7 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
         Outcome::Done(loaded) => loaded,
         Outcome::Interrupted(number) => return Ok(signal_status(number)),
     };
-    let about = MachineSnapshots::about(&snapshot)?;
+    let about = VmSnapshots::about(&snapshot)?;
     let spec = spec_of(spec, &about, &settings)?;
     let main = if args.attach { Some(main_of(&about)?) } else { None };
     let backend = snapshots.backend();
@@ -114,7 +114,7 @@ struct Restore<'a> {
     about: SnapshotInfo,
     backend: &'a dyn Backend,
     executor: Executor,
-    snapshots: &'a MachineSnapshots,
+    snapshots: &'a VmSnapshots,
     snapshot: Snapshot,
     spec: Spec,
 }
@@ -125,14 +125,14 @@ impl Restore<'_> {
     async fn restore<'r>(&self, restored: &'r mut Option<Restored>) -> Result<&'r mut Restored> {
         let origin = Origin::snapshot(&self.snapshot, &self.args.file.to_string_lossy());
         let restore = self.snapshots.restore(&self.snapshot, self.spec.clone());
-        let made = self.executor.restore(&Place::of(self.backend), &self.spec, origin, restore).await?;
-        let made = restored.insert(made);
-        let (sandbox, _) = &*made;
+        let created = self.executor.restore(&BackendProfile::of(self.backend), &self.spec, origin, restore).await?;
+        let created = restored.insert(created);
+        let (sandbox, _) = &*created;
         if self.form == Form::Text && !self.args.answer.quiet {
             let about = running(&**sandbox, &self.about).await;
             report::remark(&format!("restored as {}: {about}", sandbox.id()), Tone::Good);
         }
-        Ok(made)
+        Ok(created)
     }
 
     /// Lets the restored programs run: until the main program ends, if the caller attaches to it, else for the time of
@@ -145,7 +145,7 @@ impl Restore<'_> {
         interrupts: &mut Interrupts,
     ) -> Result<u8> {
         let (sandbox, execs) = tokio::select! {
-            made = self.restore(restored) => made?,
+            created = self.restore(restored) => created?,
             number = interrupts.next() => return Ok(signal_status(number)),
         };
         let main = main.and_then(|main| execs.iter().position(|exec| exec.id() == main));
@@ -180,7 +180,7 @@ impl Restore<'_> {
             pass(&**sandbox, Some(self.args.time.unwrap_or_default())).await?;
             Ok(Arc::clone(sandbox))
         };
-        let place = Place::of(self.backend);
+        let place = BackendProfile::of(self.backend);
         match self.executor.start_in(&place, &self.spec, job, interrupts.next(), create).await? {
             Started::Running(execution) => {
                 let about = json!({ "restored": self.about });
@@ -203,7 +203,7 @@ impl Restore<'_> {
         settings: &Settings,
         interrupts: &mut Interrupts,
     ) -> Result<u8> {
-        let raw = if self.args.answer.raw_output { Raw::Yes } else { Raw::No };
+        let raw = if self.args.answer.raw_output { RawOutput::Yes } else { RawOutput::No };
         let mut sink = match self.form {
             Form::Text => Sink::Live(Live::new(raw)),
             _ => Sink::Collect(Collected::default()),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::code::{Execution, Screened, Started};
-use cofferdam::registry::machines::{ArchiveKey, MachineSnapshots, SavedArchive, SnapshotInfo};
-use cofferdam::registry::{self, MACHINE_BACKEND};
+use cofferdam::registry::machines::{ArchiveKey, SavedArchive, SnapshotInfo, VmSnapshots};
+use cofferdam::registry::{self, VM_BACKEND};
 use cofferdam::{ByteSize, Error, ErrorKind, Exit, OutputEvent, Result, Snapshot};
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ use crate::out_file::{Existing, OutFile};
 use crate::plan::Plan;
 use crate::report::{self, Form};
 use crate::settings::Settings;
-use crate::sink::{Collected, Live, Raw, Sink, merge};
+use crate::sink::{Collected, Live, RawOutput, Sink, merge};
 use crate::style::Tone;
 use crate::terminal::one_line;
 
@@ -59,7 +59,7 @@ pub(super) fn carry_out(mut args: SaveArgs, config: Option<PathBuf>, form: Form)
 /// Refuses a backend whose sandboxes are not VMs.
 fn check_backend(name: &str) -> Result<()> {
     let info = registry::find(name)?;
-    if info.name == MACHINE_BACKEND {
+    if info.name == VM_BACKEND {
         return Ok(());
     }
     let what = format!("only VMs can be saved to a file, and the backend {} does not create VMs", info.name);
@@ -94,10 +94,10 @@ impl Save {
     async fn session(self, plan: &Plan, settings: Settings, trigger: Trigger) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let work = Work::new(self.form, self.args.answer.quiet);
-        let snapshots = MachineSnapshots::new(&settings.setup.machines, work.progress())?;
+        let snapshots = VmSnapshots::new(&settings.setup.machines, work.progress())?;
         let mut sink = match self.form {
-            Form::Text if self.args.answer.raw_output => Sink::Live(Live::new(Raw::Yes)),
-            Form::Text => Sink::Live(Live::new(Raw::No)),
+            Form::Text if self.args.answer.raw_output => Sink::Live(Live::new(RawOutput::Yes)),
+            Form::Text => Sink::Live(Live::new(RawOutput::No)),
             _ => Sink::Collect(Collected::default()),
         };
         let backend = snapshots.backend();
@@ -147,13 +147,12 @@ impl Save {
 
     async fn write(self, frozen: &Frozen, sink: Sink, work: &Work, interrupts: &mut Interrupts) -> Result<u8> {
         let file = self.out.file()?;
-        let saving =
-            MachineSnapshots::save(&frozen.snapshot, file, self.key.as_ref(), self.args.compression, work.watch());
+        let saving = VmSnapshots::save(&frozen.snapshot, file, self.key.as_ref(), self.args.compression, work.watch());
         let saved = match work.run(interrupts, saving).await? {
             Outcome::Done(saved) => saved,
             Outcome::Interrupted(number) => return Ok(signal_status(number)),
         };
-        let about = MachineSnapshots::about(&frozen.snapshot)?;
+        let about = VmSnapshots::about(&frozen.snapshot)?;
         self.out.finish()?;
         Ok(report::printed(print(&self.args, self.form, &saved, &about, frozen.exit.as_ref(), sink), 0))
     }

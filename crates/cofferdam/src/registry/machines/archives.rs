@@ -147,11 +147,11 @@ pub struct ArchiveInfo {
 
 /// The VM backend, with archives of its snapshots.
 #[derive(Debug)]
-pub struct MachineSnapshots {
+pub struct VmSnapshots {
     backend: Arc<VmBackend>,
 }
 
-impl MachineSnapshots {
+impl VmSnapshots {
     /// Creates the backend. Nothing is examined or started before the first use.
     pub fn new(settings: &VmSettings, progress: ImageProgress) -> Result<Self> {
         Ok(Self { backend: Arc::new(super::backend(settings, progress)?) })

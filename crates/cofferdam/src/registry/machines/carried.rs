@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::archives::{PIECE, open};
 use super::made::{blocking, shown};
-use super::{ArchiveKey, Existing, Images, MachineImage, SavedArchive, Watch};
+use super::{ArchiveKey, Existing, Images, SavedArchive, VmImage, Watch};
 
 const IMPORT: &str = "import image";
 /// Default maximum disk size of an imported image.
@@ -69,7 +69,7 @@ impl Images {
         most: ByteSize,
         key: Option<&ArchiveKey>,
         watch: Watch,
-    ) -> Result<MachineImage> {
+    ) -> Result<VmImage> {
         let input = BufReader::with_capacity(PIECE, open(IMPORT, path)?);
         let (store, name, key) = (self.store.clone(), name.map(str::to_owned), key.cloned());
         let taken = match existing {

@@ -100,7 +100,7 @@ impl Recipes {
 
 /// A named VM image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MachineImage {
+pub struct VmImage {
     /// Its name.
     pub name: String,
     /// Description of its sources.
@@ -137,11 +137,11 @@ pub struct UnnamedImage {
 
 /// The contents of the image store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MachineImages {
+pub struct VmImages {
     /// Directory of the store.
     pub directory: PathBuf,
     /// Images with names.
-    pub images: Vec<MachineImage>,
+    pub images: Vec<VmImage>,
     /// Images that the stored parts form, of which some part has no name. Saved VMs resume with them.
     pub unnamed: Vec<UnnamedImage>,
     /// Other parts: built for a root file system that a run named, or replaced by newer ones.
@@ -163,17 +163,17 @@ impl Images {
     }
 
     /// Lists the contents of the store, without reading the images.
-    pub fn list(&self) -> MachineImages {
+    pub fn list(&self) -> VmImages {
         let Inventory { named, unnamed, nameless } = self.store.inventory();
         let other = |found: Unnamed| UnnamedImage { key: found.key, kernel: found.release, size: found.bytes };
-        let image = |listed: Listed| MachineImage {
+        let image = |listed: Listed| VmImage {
             name: listed.name,
             about: listed.about,
             key: listed.key,
             kernel: listed.release,
             size: listed.bytes,
         };
-        MachineImages {
+        VmImages {
             directory: self.directory.clone(),
             images: named.into_iter().map(image).collect(),
             unnamed: unnamed.into_iter().map(other).collect(),
@@ -198,7 +198,7 @@ impl Images {
         existing: Existing,
         recipes: &Recipes,
         progress: ImageProgress,
-    ) -> Result<MachineImage> {
+    ) -> Result<VmImage> {
         let (store, recipes, given) = (self.store.clone(), recipes.clone(), name.to_owned());
         let make = move || {
             let (source, about) = recipes.source()?;
@@ -245,10 +245,10 @@ pub(super) async fn blocking<T: Send + 'static>(
 mod tests {
     use super::*;
     use crate::registry::machines::DEFAULT_IMAGE;
-    use crate::registry::{MACHINE_BACKEND, Setup, fingerprint};
+    use crate::registry::{Setup, VM_BACKEND, fingerprint};
 
     #[test]
-    fn an_image_that_was_made_anew_makes_other_machines() {
+    fn rebuilt_image_changes_the_identity_of_its_vms() {
         let place = tempfile::tempdir().unwrap();
         let setup = |image: Option<&str>| Setup {
             machines: VmSettings {
@@ -258,7 +258,7 @@ mod tests {
             },
             ..Setup::default()
         };
-        let print = |image| fingerprint(MACHINE_BACKEND, &setup(image)).unwrap().unwrap();
+        let print = |image| fingerprint(VM_BACKEND, &setup(image)).unwrap().unwrap();
         let name = |name: &str, root: char| {
             let (kernel, root) = ("0".repeat(64), root.to_string().repeat(64));
             let text = format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_image_is_made_from_is_told() {
+    fn image_source_is_described() {
         let about = |recipes: Recipes| recipes.source().map(|(_, about)| about);
         let packages = Recipes { tiny: true, packages: vec!["jq".to_owned()], ..Recipes::default() };
         assert_eq!(about(packages).unwrap(), "Debian packages (tiny, jq)");

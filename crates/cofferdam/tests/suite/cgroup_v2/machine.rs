@@ -41,7 +41,7 @@ pub struct Case {
 /// Returns all cases by name, or `None` if no VMs are tested, which is printed.
 pub fn cases(test: &str) -> Option<&'static BTreeMap<String, Case>> {
     static CASES: OnceLock<BTreeMap<String, Case>> = OnceLock::new();
-    machines::with_machines(Command::new("true"), test)?;
+    machines::with_vms(Command::new("true"), test)?;
     Some(CASES.get_or_init(|| {
         let printed = boot();
         let cases = parse(&printed);
@@ -80,7 +80,7 @@ fn boot() -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let qemu = Qemu::new(QemuConfig::default()).expect("a usual processor");
-        let Started { vm, reader, writer: _writer } = qemu.start(description).await.expect("a machine");
+        let Started { vm, reader, writer: _writer } = qemu.start(description).await.expect("a VM");
         let printed = tokio::time::timeout(DEADLINE, read(reader)).await;
         let console = vm.console();
         vm.kill().await.expect("it can be killed");

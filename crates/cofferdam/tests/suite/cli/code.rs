@@ -67,7 +67,7 @@ fn a_document_has_the_whole_result_of_code() {
 }
 
 #[test]
-fn an_interpreter_that_is_too_old_is_told_whatever_is_asked_for() {
+fn outdated_interpreter_is_reported_in_every_output_form() {
     let home = tempfile::tempdir().expect("a directory");
     let file = home.path().join("config.toml");
     let text = "[languages.new]\nextensions = [\"new\"]\ninterpreter = [\"sh\"]\nversion = [\"echo\", \"1.2.3\"]\n";
@@ -331,7 +331,7 @@ fn the_output_of_a_plain_run_may_have_any_bound() {
 
 /// Promise (Code execution): `run` reports a syntax error before anything starts.
 #[test]
-fn a_syntax_error_is_told_before_anything_is_started() {
+fn syntax_error_is_reported_before_the_start() {
     let home = tempfile::tempdir().expect("a directory");
     let (config, file) = (home.path().join("config.toml"), home.path().join("a.mine"));
     let table = |more: &str| {
@@ -347,8 +347,8 @@ fn a_syntax_error_is_told_before_anything_is_started() {
         let (status, stdout, stderr) = outcome(run(["--config", config]).args(form).args(words));
         assert_eq!(status, 125, "{stderr}");
         assert!(!stdout.contains("started"), "{stdout}");
-        let told = stderr.lines().next().unwrap_or_default();
-        assert!(told.contains("syntax error in line 2") && !told.contains("correct the code"), "{stderr}");
+        let output = stderr.lines().next().unwrap_or_default();
+        assert!(output.contains("syntax error in line 2") && !output.contains("correct the code"), "{stderr}");
         assert!(form == ["--json"] || stderr.contains("try: correct the code"), "{stderr}");
     }
     std::fs::write(config, table("[screening]\nsyntax = \"warn\"\n")).expect("written");
@@ -461,15 +461,15 @@ fn a_server_that_a_run_starts_does_not_keep_its_secrets() {
         )
         .1
     };
-    let told = server("status");
-    let pid = json(&told)["pid"].as_u64();
+    let output = server("status");
+    let pid = json(&output)["pid"].as_u64();
     let kept = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
     // The client supplies variables that the server does not have.
     let later = secret("require", "LATER");
     outcome(cofferdam().args(["serve", "stop"]).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path()));
     assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
     assert_eq!((later.0, later.1.trim_end()), (0, VALUE), "{}", later.2);
-    let kept = kept.unwrap_or_else(|| panic!("no server: {told}"));
+    let kept = kept.unwrap_or_else(|| panic!("no server: {output}"));
     let kept = String::from_utf8(kept).expect("text");
     assert!(!kept.contains(VALUE), "it is in the server's environment: {kept:?}");
     for name in ["PATH=", "XDG_RUNTIME_DIR=", "SANDBOX_TIMEOUT_SEC=77"] {
@@ -484,7 +484,7 @@ fn walkdir(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn events_say_nothing_of_what_nobody_looked_for() {
+fn events_omit_uncollected_data() {
     let home = tempfile::tempdir().expect("a directory");
     let config = configured(home.path());
     let code = "print('hi'); open('a.txt', 'w').write('x')";
@@ -520,7 +520,7 @@ fn an_interrupted_start_has_its_last_line_in_the_log() {
 }
 
 #[test]
-fn no_server_is_started_for_what_needs_the_sandbox_itself() {
+fn no_server_starts_for_options_that_need_the_sandbox() {
     let home = tempfile::tempdir().expect("a directory");
     let here = |mut command: Command| {
         command.env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path());
@@ -537,7 +537,7 @@ fn no_server_is_started_for_what_needs_the_sandbox_itself() {
 }
 
 #[test]
-fn what_would_be_ignored_is_refused() {
+fn ignored_options_are_refused() {
     for command in ["mcp", "repl"] {
         for words in [["--env", "A=b"], ["--working-dir", "sub"], ["--cancel-grace", "1s"]] {
             let (status, _, stderr) = outcome(cofferdam().arg(command).args(words));

@@ -89,7 +89,7 @@ fn a_session_in_a_container_keeps_its_variables() {
 }
 
 #[test]
-fn ends_are_told_as_everywhere() {
+fn exit_statuses_match_other_levels() {
     for (words, status) in [
         (&["--timeout", "1s", "--", "sleep", "100"][..], 124),
         (&["--", "sh", "-c", "exit 7"], 7),
@@ -156,7 +156,7 @@ fn an_image_of_the_store_is_loaded_into_the_engine() {
 }
 
 #[test]
-fn doctor_tells_of_engines() {
+fn doctor_reports_engines() {
     let (code, stdout, _) =
         outcome(cofferdam().args(["doctor", "--backend", "docker"]).env("DOCKER_HOST", "unix:///nowhere/docker.sock"));
     assert_eq!(code, 1, "{stdout}");

@@ -156,42 +156,30 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam vm ", Row::Tested("takes minutes", "images_are_made_of_directories_named_listed_and_pruned")),
     (
         "cofferdam run --level vm",
-        Row::Tested(
-            "needs an image of virtual machines",
-            "a_script_runs_in_a_machine_and_its_posture_says_what_runs_it",
-        ),
+        Row::Tested("needs an image of virtual machines", "script_runs_in_a_vm_and_posture_names_the_vmm"),
     ),
     (
         "cofferdam run --backend vm",
-        Row::Tested(
-            "needs an image of virtual machines",
-            "a_script_runs_in_a_machine_and_its_posture_says_what_runs_it",
-        ),
+        Row::Tested("needs an image of virtual machines", "script_runs_in_a_vm_and_posture_names_the_vmm"),
     ),
     (
         "SANDBOX_TYPE=vm ",
-        Row::Tested(
-            "needs an image of virtual machines",
-            "a_script_runs_in_a_machine_and_its_posture_says_what_runs_it",
-        ),
+        Row::Tested("needs an image of virtual machines", "script_runs_in_a_vm_and_posture_names_the_vmm"),
     ),
     (
         "cofferdam doctor --backend vm",
-        Row::Tested("needs an image of virtual machines", "doctor_tells_what_machines_need"),
+        Row::Tested("needs an image of virtual machines", "doctor_reports_requirements_of_vms"),
     ),
-    ("cofferdam snapshot inspect", Row::Tested("needs an archive", "an_archive_is_shown_without_a_machine")),
+    ("cofferdam snapshot inspect", Row::Tested("needs an archive", "archive_is_shown_without_a_vm")),
     (
         "cofferdam snapshot restore m.snap --attach",
         Row::Tested("needs a virtual machine", "a_restored_program_is_attached_to_with_its_output_and_status"),
     ),
     (
         "cofferdam snapshot restore m.snap --lang",
-        Row::Tested("needs a virtual machine", "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log"),
+        Row::Tested("needs a virtual machine", "saves_and_runs_of_restored_vms_are_logged"),
     ),
-    (
-        "cofferdam snapshot ",
-        Row::Tested("needs a virtual machine", "a_program_goes_on_in_another_process_and_directory"),
-    ),
+    ("cofferdam snapshot ", Row::Tested("needs a virtual machine", "program_resumes_in_another_process_and_directory")),
     (
         "cofferdam plugins run ./",
         Row::Tested("serves until it is ended", "b5_a_changed_file_reloads_an_inline_plugin_after_its_running_calls"),

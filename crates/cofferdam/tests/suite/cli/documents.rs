@@ -51,7 +51,7 @@ pub(super) fn shell(line: &str, home: &Path) -> Command {
 }
 
 #[test]
-fn the_command_of_the_page_on_code_gives_what_it_shows() {
+fn documented_command_on_code_gives_its_output() {
     let home = tempfile::tempdir().expect("a directory");
     for line in blocks(CODE, "sh") {
         let (status, stdout, stderr) = outcome(&mut shell(line, home.path()));
@@ -69,7 +69,7 @@ fn the_command_of_the_page_on_code_gives_what_it_shows() {
             let Some(names) = field.strip_prefix("| `").and_then(|rest| rest.split(" | ").next()) else { continue };
             for name in names.split(['`', ',', ' ']).filter(|name| !name.is_empty()) {
                 let there = document.get(name).is_some() || ["screening", "session"].contains(&name);
-                assert!(there, "{name} is told of, and is not there: {document:#}");
+                assert!(there, "{name} is documented but missing: {document:#}");
             }
         }
     }
@@ -137,11 +137,11 @@ fn the_commands_of_the_page_on_mcp_serve() {
         assert!(address.contains("http://127.0.0.1:8765/mcp"), "{address}");
         // Uses any free port.
         let mut child = start(&mut shell(&format!("exec {}", command.replace(":8765", ":0")), home.path()));
-        let mut told = String::new();
-        BufReader::new(child.stderr.take().expect("piped")).read_line(&mut told).expect("it says where it is");
+        let mut first_line = String::new();
+        BufReader::new(child.stderr.take().expect("piped")).read_line(&mut first_line).expect("it says where it is");
         kill_process(Pid::from_child(&child), Signal::TERM).expect("it exists");
         assert_eq!(child.wait().expect("it ends").code(), Some(0));
-        assert!(told.contains("http://127.0.0.1:") && told.contains("/mcp"), "{told}");
+        assert!(first_line.contains("http://127.0.0.1:") && first_line.contains("/mcp"), "{first_line}");
     }
 }
 

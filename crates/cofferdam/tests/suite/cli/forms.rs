@@ -4,7 +4,7 @@ use super::{json, outcome, run};
 
 /// Promise (Command line): `--json` prints one document with the complete outcome.
 #[test]
-fn one_document_tells_everything() {
+fn json_document_has_the_complete_outcome() {
     let words = ["--json", "--tenant", "acme", "--", "sh", "-c", "printf 'a\\303\\251'; printf '\\377' >&2; exit 3"];
     let (code, stdout, stderr) = outcome(&mut run(words));
     assert_eq!((code, stderr.as_str()), (3, ""));
@@ -27,7 +27,7 @@ fn one_document_tells_everything() {
 }
 
 #[test]
-fn a_document_says_what_people_would_be_told() {
+fn json_document_includes_the_messages() {
     let (code, stdout, stderr) = outcome(&mut run(["--json", "--timeout", "200ms", "--", "sleep", "60"]));
     assert_eq!((code, stderr.as_str()), (124, ""));
     let document = json(&stdout);

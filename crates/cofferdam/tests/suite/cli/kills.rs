@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::machines::with_machines;
+use super::machines::with_vms;
 use super::{WEAKER, cofferdam, outcome, run};
 
 /// Seed of the random kill times, for repetition.
@@ -78,10 +78,10 @@ impl Started {
         Self { child: wrapped.spawn().expect("setsid is installed") }
     }
 
-    fn has_monitor(&self) {
+    fn has_vmm(&self) {
         let begun = Instant::now();
         while !session(self.child.id()).iter().any(|name| name.contains("qemu-system")) {
-            assert!(begun.elapsed() < NO_HANG, "it starts no monitor");
+            assert!(begun.elapsed() < NO_HANG, "it starts no VMM");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -108,9 +108,9 @@ impl Started {
         let groups = groups_of(owner, Path::new("/sys/fs/cgroup"), GROUPS_DEPTH);
         if !groups.is_empty() {
             let home = tempfile::tempdir().expect("a directory");
-            let (_, said, _) = outcome(cofferdam().args(["doctor", "--backend", "vm"]).env("HOME", home.path()));
+            let (_, report, _) = outcome(cofferdam().args(["doctor", "--backend", "vm"]).env("HOME", home.path()));
             let left: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
-            assert!(left.is_empty(), "{left:?} {said}");
+            assert!(left.is_empty(), "{left:?} {report}");
         }
     }
 }
@@ -132,7 +132,7 @@ impl Place {
     }
 
     fn command(&self, command: Command, test: &str) -> Option<Command> {
-        let mut command = with_machines(command, test)?;
+        let mut command = with_vms(command, test)?;
         command.env("XDG_CACHE_HOME", self.path().join("cache")).env("TMPDIR", self.path().join("tmp"));
         Some(command)
     }
@@ -172,7 +172,7 @@ fn a_killed_run_leaves_nothing() {
     let mut after = |most: u64| Duration::from_millis(random.u64(..most));
     Started::new(&command).kill(after(300));
     let booting = Started::new(&command);
-    booting.has_monitor();
+    booting.has_vmm();
     booting.kill(after(800));
     let mut running = Started::new(&command);
     running.has_printed("ready");
@@ -202,7 +202,7 @@ fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
     };
     let archive = place.path().join("out/m");
     let booting = Started::new(&first);
-    booting.has_monitor();
+    booting.has_vmm();
     booting.kill(after(500));
     assert_eq!(place.files(), BTreeSet::new());
     for _ in 0..3 {
@@ -231,7 +231,7 @@ fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
         assert_eq!(place.files(), BTreeSet::from(["out/m".to_owned()]));
     }
     let restoring = Started::new(&restore(&["sleep", "600"]));
-    restoring.has_monitor();
+    restoring.has_vmm();
     restoring.kill(after(300));
     assert_eq!(place.files(), BTreeSet::from(["out/m".to_owned()]));
     let (code, stdout, stderr) = outcome(&mut restore(&["cat", "file"]));

@@ -33,14 +33,14 @@ pub(crate) fn with_cache(mut command: Command) -> Command {
 }
 
 /// Returns the command with a VM image, or prints why there is none.
-pub(crate) fn with_machines(command: Command, test: &str) -> Option<Command> {
-    static MADE: OnceLock<Result<(), String>> = OnceLock::new();
-    let made = MADE.get_or_init(|| {
+pub(crate) fn with_vms(command: Command, test: &str) -> Option<Command> {
+    static IMAGE: OnceLock<Result<(), String>> = OnceLock::new();
+    let made = IMAGE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
-            return Err("translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested".to_owned());
+            return Err("tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1".to_owned());
         }
-        let monitor = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
-        if !cfg!(target_arch = "x86_64") || monitor.is_err() {
+        let vmm = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
+        if !cfg!(target_arch = "x86_64") || vmm.is_err() {
             return Err("no QEMU here (package qemu-system-x86)".to_owned());
         }
         let mut build = with_cache(cofferdam());
@@ -91,11 +91,11 @@ fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
 
 /// Promise (Virtual machines): A feature that VMs do not have is refused with a remedy before any file is inspected.
 #[test]
-fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
+fn features_that_vms_lack_are_refused_before_any_file_is_read() {
     let place = tempfile::tempdir().expect("a directory");
     for (words, says) in [
         (&["--net", "10.0.0.7:80", "--", "true"][..], "names of a network policy only"),
-        (&["--workspace", ".:rw", "--", "true"], "lends no directory"),
+        (&["--workspace", ".:rw", "--", "true"], "does not mount host directories"),
         (&["--memory", "1M", "--", "true"], "at least 8 MiB"),
         (&["--disk", "4K", "--", "true"], "at least 2 MiB"),
     ] {
@@ -114,7 +114,7 @@ fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
 }
 
 #[test]
-fn settings_of_machines_that_make_no_sense_are_named() {
+fn invalid_vm_settings_are_named() {
     for (name, value) in [
         ("ACCELERATOR", "hvf"),
         ("MEMORY", "lots"),
@@ -206,7 +206,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
 
 /// Promise (Virtual machines): `doctor` reports the requirements of VMs and starts none.
 #[test]
-fn doctor_tells_what_machines_need() {
+fn doctor_reports_requirements_of_vms() {
     let place = tempfile::tempdir().expect("a directory");
     let mut doctor = with_nothing(cofferdam(), place.path());
     let (code, stdout, _) = outcome(doctor.args(["doctor", "--backend", "vm", "--json"]));
@@ -238,10 +238,10 @@ fn doctor_tells_what_machines_need() {
 
 /// Promise (Virtual machines): The posture of a VM names the VMM and its bounds.
 #[test]
-fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
+fn script_runs_in_a_vm_and_posture_names_the_vmm() {
     let code = "import os, sys; print(6 * 7, os.getuid(), open('/proc/version').read()[:5], sys.argv[1:])";
     let words = ["--json", "--level", "vm", "--lang", "python", "--code", code, "a", "b"];
-    let Some(mut command) = with_machines(run(words), "a_script_runs_in_a_machine") else { return };
+    let Some(mut command) = with_vms(run(words), "a_script_runs_in_a_machine") else { return };
     let (status, stdout, stderr) = outcome(&mut command);
     assert_eq!((status, stderr.as_str()), (0, ""), "{stdout}");
     let answer = json(&stdout);
@@ -256,10 +256,10 @@ fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
 }
 
 #[test]
-fn a_session_in_a_machine_keeps_its_variables() {
+fn session_in_a_vm_keeps_its_variables() {
     let mut repl = cofferdam();
     repl.args(["repl", "--no-history", "--level", "vm", "--lang", "python", "--timeout", "5s"]);
-    let Some(mut repl) = with_machines(repl, "a_session_in_a_machine") else { return };
+    let Some(mut repl) = with_vms(repl, "a_session_in_a_machine") else { return };
     let lines = "x = 6\nx * 7\nimport os; os.uname().sysname\nwhile True: pass\n'x' in globals()\n";
     let (status, stdout, stderr) = typed(&mut repl, lines);
     assert_eq!((status, stdout.as_str()), (0, "42\n'Linux'\nFalse\n"), "{stderr}");
@@ -268,7 +268,7 @@ fn a_session_in_a_machine_keeps_its_variables() {
 
 /// Promise (Virtual machines): Exit statuses and limits in a VM are reported as at other isolation levels.
 #[test]
-fn ends_in_a_machine_are_told_as_everywhere() {
+fn exit_statuses_in_a_vm_match_other_levels() {
     for (words, status) in [
         (&["--timeout", "2s", "--", "sleep", "100"][..], 124),
         (&["--", "sh", "-c", "exit 7"], 7),
@@ -277,7 +277,7 @@ fn ends_in_a_machine_are_told_as_everywhere() {
         (&["--memory", "48M", "--", "python3", "-c", "x = [b'x' * (8 << 20) for i in range(64)]"], 137),
         (&["--disk", "8M", "--", "sh", "-c", "head -c 20000000 /dev/zero > f"], 1),
     ] {
-        let Some(mut command) = with_machines(run(["--backend", "vm"]), "ends_in_a_machine") else { return };
+        let Some(mut command) = with_vms(run(["--backend", "vm"]), "ends_in_a_machine") else { return };
         let (code, _, stderr) = outcome(command.args(words));
         assert_eq!(code, status, "{words:?}: {stderr}");
     }
@@ -285,9 +285,9 @@ fn ends_in_a_machine_are_told_as_everywhere() {
 
 /// Promise (Virtual machines): The command line refuses a required KVM that does not work.
 #[test]
-fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
+fn input_reaches_a_vm_and_invalid_kvm_device_is_refused() {
     let test = "input_reaches_a_machine";
-    let Some(mut command) = with_machines(run(["--backend", "vm", "--stdin", "--", "wc", "-c"]), test) else { return };
+    let Some(mut command) = with_vms(run(["--backend", "vm", "--stdin", "--", "wc", "-c"]), test) else { return };
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("it starts");
     let mut input = child.stdin.take().expect("its input");
@@ -295,48 +295,48 @@ fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
     drop(input);
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "1000000", "{output:?}");
-    let Some(mut doctor) = with_machines(cofferdam(), test) else { return };
+    let Some(mut doctor) = with_vms(cofferdam(), test) else { return };
     let (code, stdout, _) = outcome(doctor.env("COFFERDAM_VM_ACCELERATOR", "kvm").args(["doctor", "--backend", "vm"]));
     if code == 0 {
         println!("SKIP {test}: this host's KVM works");
         return;
     }
     assert!(stdout.contains("missing  accelerator") && stdout.contains("kvm is required"), "{stdout}");
-    let Some(mut command) = with_machines(run(["--backend", "vm", "--", "true"]), test) else { return };
+    let Some(mut command) = with_vms(run(["--backend", "vm", "--", "true"]), test) else { return };
     let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "kvm"));
     assert!(code == 125 && stderr.contains("kvm is required") && stderr.contains("  try: "), "{code} {stderr}");
 }
 
 /// Promise (Virtual machines): A terminal in a VM has the size of the caller's terminal.
 #[test]
-fn a_terminal_in_a_machine_has_the_size_of_ours() {
+fn terminal_in_a_vm_has_the_callers_size() {
     let words = ["--backend", "vm", "--tty", "--", "sh", "-c", "stty size; test -t 0 && echo terminal"];
-    let Some(mut command) = with_machines(run(words), "a_terminal_in_a_machine") else { return };
+    let Some(mut command) = with_vms(run(words), "a_terminal_in_a_machine") else { return };
     let mut terminal = Terminal::new();
     terminal.resize(33, 77);
     command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio());
     let mut child = command.spawn().expect("it starts");
     drop(command);
-    let said = terminal.read_until("terminal");
-    assert!(said.contains("33 77"), "{said}");
+    let printed = terminal.read_until("terminal");
+    assert!(printed.contains("33 77"), "{printed}");
     assert!(child.wait().expect("it ends").success());
     assert!(terminal.is_cooked());
 }
 
 /// Promise (Images): A VM runs an image of the image store, without a container engine.
 #[test]
-fn an_image_of_the_store_runs_in_a_machine() {
-    let test = "an_image_of_the_store_runs_in_a_machine";
+fn stored_image_runs_in_a_vm() {
+    let test = "stored_image_runs_in_a_vm";
     let state = tempfile::tempdir().expect("a directory");
-    let Some(mut build) = with_machines(cofferdam(), test) else { return };
+    let Some(mut build) = with_vms(cofferdam(), test) else { return };
     build.args(["image", "build", "--tiny", "--name", "stored/tiny:1"]).env("XDG_STATE_HOME", state.path());
     let (code, _, stderr) = outcome(&mut build);
     assert_eq!(code, 0, "{stderr}");
     let words = ["--level", "vm", "--image", "stored/tiny:1", "--", "sh", "-c", "echo $((6 * 7)); ls /usr/bin/python3"];
-    let Some(mut command) = with_machines(run(words), test) else { return };
+    let Some(mut command) = with_vms(run(words), test) else { return };
     let (code, stdout, stderr) = outcome(command.env("XDG_STATE_HOME", state.path()));
     assert_eq!((code, stdout.as_str()), (0, "42\n/usr/bin/python3\n"), "{stderr}");
-    let Some(mut other) = with_machines(run(words), test) else { return };
+    let Some(mut other) = with_vms(run(words), test) else { return };
     let (code, _, stderr) = outcome(other.env("XDG_STATE_HOME", state.path().join("empty")));
     assert!(code == 127 && stderr.contains("there is no image \"stored/tiny:1\""), "{code} {stderr}");
 }
@@ -344,10 +344,10 @@ fn an_image_of_the_store_runs_in_a_machine() {
 /// Promise (Server): The snapshot of a VM on a server has its files, and survives its sandbox.
 #[cfg(feature = "server")]
 #[test]
-fn a_snapshot_of_a_machine_on_a_server_survives_its_sandbox() {
-    let test = "a_snapshot_of_a_machine_on_a_server_survives_its_sandbox";
+fn vm_snapshot_on_a_server_survives_its_sandbox() {
+    let test = "vm_snapshot_on_a_server_survives_its_sandbox";
     let state = tempfile::tempdir().expect("a directory");
-    let Some(mut serve) = with_machines(cofferdam(), test) else { return };
+    let Some(mut serve) = with_vms(cofferdam(), test) else { return };
     let socket = state.path().join("server.sock");
     let here = |command: &mut Command| {
         command.env("XDG_STATE_HOME", state.path()).env("COFFERDAM_SERVER", format!("unix:{}", socket.display()));

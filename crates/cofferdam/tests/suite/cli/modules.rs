@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cofferdam::Command as What;
+use cofferdam::Command as GuestCommand;
 use cofferdam_conformance::{GuestProgram, Programs};
 use cofferdam_wasm::WasmPrograms;
 
@@ -11,7 +11,7 @@ use super::{cofferdam, json, outcome};
 /// Creates a directory with the module of a program, `guest.wasm`.
 fn module(program: &GuestProgram) -> (tempfile::TempDir, PathBuf) {
     let request = WasmPrograms.request(program).expect("a program of WASI").build().expect("a request");
-    let What::Script(script) = request.command() else { panic!("{request:?}") };
+    let GuestCommand::Script(script) = request.command() else { panic!("{request:?}") };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("guest.wasm");
     std::fs::write(&path, &script.contents).expect("written");
@@ -47,7 +47,7 @@ fn a_module_runs_by_its_extension_and_by_every_other_way_to_name_it() {
 
 /// Promise (WebAssembly): A module never runs at a lower isolation level than the caller requires.
 #[test]
-fn a_module_behind_a_thicker_wall_is_refused_and_never_runs_behind_a_thinner_one() {
+fn module_never_runs_at_another_isolation_level() {
     let (_kept, path) = module(&GuestProgram::Print { stdout: "ran".into(), stderr: String::new() });
     let path = path.to_str().expect("text");
     for words in [&["--level", "process", path][..], &["--backend", "process", path], &["--level", "vm", path]] {
@@ -57,7 +57,7 @@ fn a_module_behind_a_thicker_wall_is_refused_and_never_runs_behind_a_thinner_one
 }
 
 #[test]
-fn how_a_module_ends_is_told() {
+fn end_of_a_module_is_reported() {
     let endless = module(&GuestProgram::SpinCpu { processes: 1 });
     let (code, _, stderr) = run(&["--timeout", "1s", endless.1.to_str().expect("text")]);
     assert_eq!(code, 124, "{stderr}");

@@ -106,7 +106,7 @@ fn writable_mounts_have_a_size_or_none_is_asked_for() {
 
 /// Promise (Files): Sockets, devices, links and the directories of Cofferdam's own are not mounted.
 #[test]
-fn what_is_no_plain_file_or_directory_of_the_user_is_refused() {
+fn special_files_and_own_directories_are_not_mounted() {
     let host = directory();
     let _listener = UnixListener::bind(host.path().join("socket")).expect("a socket");
     std::os::unix::fs::symlink("/", host.path().join("link")).expect("a link");
@@ -127,7 +127,7 @@ fn what_is_no_plain_file_or_directory_of_the_user_is_refused() {
 
 /// Promise (Files): Code in a sandbox cannot write to the directories of Cofferdam's own, whatever contains them.
 #[test]
-fn what_contains_a_directory_of_cofferdams_own_is_not_writable() {
+fn parents_of_own_directories_are_not_writable() {
     let host = directory();
     fs::create_dir_all(host.path().join(".local/state/cofferdam/changes")).expect("created");
     fs::create_dir(host.path().join("project")).expect("created");

@@ -41,10 +41,10 @@ fn root_starts_no_program_that_another_user_can_change() {
         let mut command = cofferdam();
         command.args(words).env("PATH", path).env("XDG_CACHE_HOME", base.join("cache")).env("HOME", &base);
         let (_, stdout, stderr) = outcome(&mut command);
-        let said = format!("{stdout}{stderr}");
+        let printed = format!("{stdout}{stderr}");
         let named = base.join("open");
-        assert!(said.contains(&format!("'{}' has mode 0777", named.display())), "{program}: {said}");
-        assert!(said.contains(&format!("chmod go-w {}", named.display())), "{program}: {said}");
-        assert!(!mark.exists(), "{program} was started: {said}");
+        assert!(printed.contains(&format!("'{}' has mode 0777", named.display())), "{program}: {printed}");
+        assert!(printed.contains(&format!("chmod go-w {}", named.display())), "{program}: {printed}");
+        assert!(!mark.exists(), "{program} was started: {printed}");
     }
 }

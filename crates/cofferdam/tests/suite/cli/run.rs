@@ -134,7 +134,7 @@ fn statuses_are_those_of_the_command() {
 }
 
 #[test]
-fn a_time_out_says_so_unless_told_to_be_quiet() {
+fn timeout_is_reported_unless_quiet() {
     let (_, _, stderr) = ended(&["--timeout", "200ms", "--", "sleep", "60"]);
     assert_eq!(stderr, "cofferdam: killed: time limit of 0.2 s reached (raise it with --timeout)\n");
     assert_eq!(ended(&["--quiet", "--timeout", "200ms", "--", "sleep", "60"]), quietly(124, ""));
@@ -193,7 +193,7 @@ fn output_is_live_and_input_answers_it() {
 }
 
 #[test]
-fn output_beyond_the_maximum_is_cut_and_told() {
+fn output_beyond_the_maximum_is_truncated_and_reported() {
     let (code, stdout, stderr) = ended(&["--max-output", "1K", "--", "head", "-c", "1M", "/dev/zero"]);
     assert_eq!((code, stdout.len()), (0, 1024));
     assert_eq!(stderr, "cofferdam: output truncated: 1 KiB of 1 MiB printed (raise the limit with --max-output)\n");
@@ -302,8 +302,8 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
 }
 
 #[test]
-fn sandboxes_stay_below_the_group_of_what_started_them() {
-    const TEST: &str = "sandboxes_stay_below_the_group_of_what_started_them";
+fn sandboxes_stay_below_the_callers_control_group() {
+    const TEST: &str = "sandboxes_stay_below_the_callers_control_group";
     let Some(group) = CallerGroup::new(TEST) else { return };
     group.limit(70);
     let forks = "import os, time\ncount = 0\ntry:\n  for _ in range(200):\n    if os.fork() == 0:\n      time.sleep(30); \

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cofferdam_archive::{Key, Kind, ReadOptions, Reader, WriteOptions, Writer};
 use serde_json::Value;
 
-use super::machines::{with_machines, with_nothing};
+use super::machines::{with_nothing, with_vms};
 use super::{WEAKER, cofferdam, json, outcome, start};
 
 /// A program that keeps random data in memory, checks it, and counts in memory and in a file.
@@ -122,7 +122,7 @@ pub(super) fn refused(command: &mut Command, says: &str) {
 type Change<T> = fn(&mut T);
 
 #[test]
-fn an_archive_is_shown_without_a_machine() {
+fn archive_is_shown_without_a_vm() {
     let place = tempfile::tempdir().expect("a directory");
     Parts::sample().write(&place.path().join("m"), None);
     let (code, text, stderr) = outcome(&mut snapshot(["inspect", "m"], place.path()));
@@ -153,7 +153,7 @@ fn an_archive_is_shown_without_a_machine() {
 
 /// Promise (Virtual machines): A damaged archive is refused before any VM is created.
 #[test]
-fn damaged_archives_are_refused_before_anything_is_made() {
+fn damaged_archives_are_refused_before_a_vm_is_created() {
     let place = tempfile::tempdir().expect("a directory");
     let at = |name: &str| place.path().join(name);
     Parts::sample().write(&at("m"), None);
@@ -240,7 +240,7 @@ fn keys_are_exact_and_their_owners_alone() {
 }
 
 #[test]
-fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
+fn invalid_save_is_refused_before_a_vm_is_created() {
     let place = tempfile::tempdir().expect("a directory");
     std::fs::write(place.path().join("there"), "others").expect("a file");
     let cases = [
@@ -272,7 +272,7 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
 
 /// Promise (Code execution): `snapshot save` analyses and logs code before it creates a VM.
 #[test]
-fn code_is_screened_and_logged_before_a_machine_is_made() {
+fn code_is_analyzed_and_logged_before_a_vm_is_created() {
     let place = tempfile::tempdir().expect("a directory");
     let log = place.path().join("log");
     let config = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n");
@@ -300,7 +300,7 @@ fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
     let fixed =
         ["save", "--json", "--allow-weaker", WEAKER, "--timeout", "1h", "--when-prints", "five", "--memory", "96M"];
     let words = fixed.iter().chain(words).chain(&["--", "python3", "-c", COUNTER]);
-    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(words, place), test)?);
+    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(words, place), test)?);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
     Some(json(&stdout))
 }
@@ -311,7 +311,7 @@ fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
     let file = file.to_str().expect("a name");
     let fixed = ["restore", file, "--json", "--allow-weaker", WEAKER];
     let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
-    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(words, elsewhere.path()), test)?);
+    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(words, elsewhere.path()), test)?);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
     let answer = json(&stdout);
     assert_eq!(answer["restored"]["running"].as_array().map(Vec::len), Some(1), "{answer}");
@@ -324,8 +324,8 @@ fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
 
 /// Promise (Virtual machines): A program resumes from a snapshot file in another process and directory.
 #[test]
-fn a_program_goes_on_in_another_process_and_directory() {
-    let test = "a_program_goes_on_in_another_process_and_directory";
+fn program_resumes_in_another_process_and_directory() {
+    let test = "program_resumes_in_another_process_and_directory";
     let place = tempfile::tempdir().expect("a directory");
     let key = key_file(place.path(), "key", &[3; 32]);
     let key = key.to_str().expect("a name");
@@ -357,7 +357,7 @@ fn a_program_goes_on_in_another_process_and_directory() {
 fn a_restored_program_is_attached_to_with_its_output_and_status() {
     let test = "a_restored_program_is_attached_to";
     let place = tempfile::tempdir().expect("a directory");
-    let run = |words: &[&str]| with_machines(snapshot(words, place.path()), test);
+    let run = |words: &[&str]| with_vms(snapshot(words, place.path()), test);
     let script =
         "(sleep 900 &) ; echo before; while [ $((n += 1)) -le 5 ]; do sleep 1; done; echo out; echo err >&2; exit 7";
     let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m", "--when-prints", "before", "--"];
@@ -391,7 +391,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     let restore = |says: &str, words: &[&str]| {
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
         let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
-        refused(&mut with_machines(snapshot(words, place), test).expect("VMs are available"), says);
+        refused(&mut with_vms(snapshot(words, place), test).expect("VMs are available"), says);
     };
     std::fs::write(&bad, &tampered).expect("a file");
     restore("damaged or was tampered", &[]);
@@ -422,7 +422,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     // The archive is consistent, but the VMM cannot load the state.
     Parts { devices: vec![0x5a; parts.devices.len()], ..parts }.write(&bad, None);
     let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--", "true"];
-    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(fixed, place), test).expect("VMs are available"));
+    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(fixed, place), test).expect("VMs are available"));
     assert!(code == 125 && stdout.is_empty() && stderr.contains("cofferdam: "), "{code} {stdout}{stderr}");
     std::fs::remove_file(&bad).expect("it is removed");
 }
@@ -430,12 +430,12 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
 /// Promise (Virtual machines): `snapshot save --when-done` saves a VM when its command ends, and never writes a partial
 /// archive.
 #[test]
-fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
+fn vm_is_saved_after_its_command_and_never_partially() {
     let test = "a_machine_is_frozen_when_its_command_has_ended";
     let place = tempfile::tempdir().expect("a directory");
     let save = |words: &[&str]| {
         let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m"];
-        with_machines(snapshot(fixed.iter().chain(words), place.path()), test)
+        with_vms(snapshot(fixed.iter().chain(words), place.path()), test)
     };
     let Some(mut early) = save(&["--after", "10m", "--", "sh", "-c", "exit 3"]) else { return };
     refused(&mut early, "ended with status 3");
@@ -453,24 +453,24 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     assert!(std::fs::read(place.path().join("m")).expect("it exists") != first);
     let words = ["restore", "m", "--allow-weaker", WEAKER, "--", "sh", "-c", "cat file; exit 9"];
     let (code, stdout, stderr) =
-        outcome(&mut with_machines(snapshot(words, place.path()), test).expect("VMs are available"));
+        outcome(&mut with_vms(snapshot(words, place.path()), test).expect("VMs are available"));
     assert!(code == 9 && stdout == "kept\n" && stderr.contains("its command has ended"), "{code} {stdout}{stderr}");
     // Interrupts the command while it runs.
     let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("VMs are available"));
     let begun = Instant::now();
-    while monitors_of(child.id()).is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(120), "no machine is started");
+    while vmms_of(child.id()).is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "no VMM is started");
         std::thread::sleep(Duration::from_millis(100));
     }
-    let monitors = monitors_of(child.id());
+    let vmms = vmms_of(child.id());
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
         .expect("it exists");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     // The kernel kills a booting VM with its supervisor, which takes a moment.
     let begun = Instant::now();
-    for pid in monitors {
+    for pid in vmms {
         while Path::new(&format!("/proc/{pid}")).exists() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "the monitor {pid} is left");
+            assert!(begun.elapsed() < Duration::from_secs(30), "the VMM {pid} is left");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -506,7 +506,7 @@ fn a_full_disk_leaves_no_half_archive() {
         "96M",
     ]);
     command.args(["--out", "half", "--when-done", "--quiet", "--", "true"]);
-    let Some(mut command) = with_machines(command, test) else { return };
+    let Some(mut command) = with_vms(command, test) else { return };
     let (code, _, stderr) = outcome(&mut command);
     if code == 77 {
         println!("SKIP {test}: nothing can be mounted here");
@@ -516,7 +516,7 @@ fn a_full_disk_leaves_no_half_archive() {
 }
 
 /// Returns the process ids of VMMs that a process started.
-fn monitors_of(parent: u32) -> Vec<u32> {
+fn vmms_of(parent: u32) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|pid| {
@@ -529,8 +529,8 @@ fn monitors_of(parent: u32) -> Vec<u32> {
 
 /// Promise (MCP server): A saved VM and the runs in a restored VM have lines in the audit log.
 #[test]
-fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
-    let test = "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log";
+fn saves_and_runs_of_restored_vms_are_logged() {
+    let test = "saves_and_runs_of_restored_vms_are_logged";
     let place = tempfile::tempdir().expect("a directory");
     let log = place.path().join("log");
     let config = place.path().join("config.toml");
@@ -539,7 +539,7 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let config = config.to_str().expect("a name");
     let machine = |command: &str, words: &[&str]| {
         let fixed = [command, "--config", config, "--allow-weaker", WEAKER, "--quiet"];
-        with_machines(snapshot(fixed.iter().chain(words), place.path()), test)
+        with_vms(snapshot(fixed.iter().chain(words), place.path()), test)
     };
     let save = ["--memory", "96M", "--out", "m", "--when-prints", "up", "--", "sh", "-c", "echo up; sleep 600"];
     let Some(mut save) = machine("save", &save) else { return };
@@ -571,7 +571,7 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
         assert!(restored["posture"].is_string() && restored["backend"] == "vm", "{restored}");
     }
     assert_eq!(ends[2]["exit"]["code"], 4, "{}", ends[2]);
-    assert_eq!(ends[2]["sandbox"], ends[1]["sandbox"], "the command names the machine that it ran in");
+    assert_eq!(ends[2]["sandbox"], ends[1]["sandbox"], "the command names the VM that it ran in");
     // No VM resumes if logging fails.
     std::fs::rename(&log, place.path().join("old")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");

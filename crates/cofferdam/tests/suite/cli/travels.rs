@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::machines::{sample_root, with_machines, with_nothing};
+use super::machines::{sample_root, with_nothing, with_vms};
 use super::snapshots::{key_file, refused, snapshot};
 use super::{WEAKER, cofferdam, json, outcome, start};
 
@@ -108,8 +108,8 @@ fn an_image_is_exported_and_imported_by_another_user() {
 
 /// Promise (Virtual machines): An encrypted image can be imported with its key only.
 #[test]
-fn a_key_keeps_an_image_to_those_who_have_it() {
-    let test = "a_key_keeps_an_image_to_those_who_have_it";
+fn encrypted_image_imports_with_its_key_only() {
+    let test = "encrypted_image_imports_with_its_key_only";
     let (here, there) = (User::new(), User::new());
     if here.build("default", test).is_none() {
         return;
@@ -226,12 +226,12 @@ fn counted(text: &str) -> Vec<u32> {
 /// Promise (Virtual machines): A snapshot resumes on a host that receives the image of the VM as a file. Without the
 /// image, the error names the commands.
 #[test]
-fn a_machine_and_its_image_go_on_where_neither_was_before() {
-    let test = "a_machine_and_its_image_go_on_where_neither_was_before";
+fn vm_resumes_on_another_host_with_its_exported_image() {
+    let test = "vm_resumes_on_another_host_with_its_exported_image";
     let (place, there) = (tempfile::tempdir().expect("a directory"), User::new());
     let words = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m", "--when-prints", "count 5\n", "--"];
     let save = snapshot(words.iter().chain(&["sh", "-c", COUNTER]), place.path());
-    let Some(mut save) = with_machines(save, test) else { return };
+    let Some(mut save) = with_vms(save, test) else { return };
     let (code, stdout, stderr) = outcome(&mut save);
     assert_eq!(code, 0, "{stdout}{stderr}");
     let before = counted(&stdout);
@@ -239,7 +239,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
     std::fs::copy(place.path().join("m"), there.path().join("m")).expect("a copy");
 
     let restore = |words: &[&str]| {
-        let mut command = with_machines(snapshot(["restore", "m", "--allow-weaker", WEAKER], there.path()), test)
+        let mut command = with_vms(snapshot(["restore", "m", "--allow-weaker", WEAKER], there.path()), test)
             .expect("VMs are available");
         command.args(words).env("COFFERDAM_VM_IMAGES", there.path().join("images")).env_remove("COFFERDAM_VM_IMAGE");
         outcome(&mut command)
@@ -250,7 +250,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
 
     // Follows the remedy of the error.
     let file = there.path().join("image");
-    let mut export = with_machines(cofferdam(), test).expect("VMs are available");
+    let mut export = with_vms(cofferdam(), test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(export.args(["vm", "export-image", &key, "--out"]).arg(&file));
     assert_eq!(code, 0, "{stdout}{stderr}");
     let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", "image", "--json"]));
@@ -269,7 +269,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
     // New VMs start from the imported image too.
     let name = format!("imported-{}", &key[..12]);
     let run = super::run(["--level", "vm", "--image", &name, "--memory", "96M", "--", "echo", "works"]);
-    let mut run = with_machines(run, test).expect("VMs are available");
+    let mut run = with_vms(run, test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(run.env("COFFERDAM_VM_IMAGES", there.path().join("images")));
     assert_eq!((code, stdout.as_str()), (0, "works\n"), "{stderr}");
 }
@@ -289,8 +289,8 @@ fn occurrences(bytes: &[u8], of: &[u8]) -> usize {
 
 /// Promise (Virtual machines): An encrypted archive shows nothing of the VM's memory and refuses every change.
 #[test]
-fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
-    let test = "an_encrypted_machine_shows_nothing_and_takes_no_change";
+fn encrypted_vm_archive_hides_its_contents_and_detects_changes() {
+    let test = "encrypted_vm_archive_hides_its_contents_and_detects_changes";
     let place = tempfile::tempdir().expect("a directory");
     for (name, byte) in [("key", 3), ("other", 4)] {
         key_file(place.path(), name, &[byte; 32]);
@@ -301,7 +301,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     let save = |words: &[&str]| {
         let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--quiet", "--timeout", "1h"];
         let rest = ["--when-prints", " end", "--lang", "python", "--code", code];
-        let mut command = with_machines(snapshot(fixed.iter().chain(words).chain(&rest), place.path()), test)?;
+        let mut command = with_vms(snapshot(fixed.iter().chain(words).chain(&rest), place.path()), test)?;
         let (code, stdout, stderr) = outcome(&mut command);
         assert_eq!(code, 0, "{stdout}{stderr}");
         let digits = stdout.trim().strip_prefix("kept ").expect("its word").trim_end_matches(" end").to_owned();
@@ -325,7 +325,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     let restore = |bytes: &[u8], words: &[&str]| {
         std::fs::write(place.path().join("bad"), bytes).expect("a file");
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
-        with_machines(snapshot(fixed.iter().chain(words).chain(&["--", "echo", "works"]), place.path()), test)
+        with_vms(snapshot(fixed.iter().chain(words).chain(&["--", "echo", "works"]), place.path()), test)
             .expect("VMs are available")
     };
     let key = &["--key-file", "key"][..];
@@ -357,8 +357,8 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
 
 /// Promise (Virtual machines): A build with other packages does not replace the default image.
 #[test]
-fn the_image_that_everyone_starts_from_is_not_replaced_by_a_smaller_one() {
-    let test = "the_image_that_everyone_starts_from_is_not_replaced_by_a_smaller_one";
+fn default_image_is_not_replaced_by_a_smaller_one() {
+    let test = "default_image_is_not_replaced_by_a_smaller_one";
     let user = User::new();
     let Some(key) = user.build("default", test) else { return };
     let before = user.store();

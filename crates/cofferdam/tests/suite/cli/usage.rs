@@ -234,7 +234,7 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
 /// Promise (Command line): Errors state what failed, the reason and the remedy.
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 #[test]
-fn errors_say_what_failed_why_and_what_to_do() {
+fn errors_state_failure_reason_and_remedy() {
     assert_snapshot!(complaint(&["run"], 125), @r"
     cofferdam: run failed: there is nothing to run
       try: pass a FILE, --code, '-' for code on standard input, or a command after --; see cofferdam run --help

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::machines::with_machines;
+use super::machines::with_vms;
 use super::{WEAKER, cofferdam, json, outcome};
 
 /// The state of a user.
@@ -235,7 +235,7 @@ fn a_volume_moves_between_levels() {
     let written_by_guest = || json(&user.good(&["inspect", "v", "--json"]))["was_disk"].clone();
     let vm = |options: &[&str], script: &str| {
         let words = [&["--level", "vm", "--memory", "128M"], options].concat();
-        with_machines(user.run(&words, script), test).map(|mut command| outcome(&mut command))
+        with_vms(user.run(&words, script), test).map(|mut command| outcome(&mut command))
     };
     let script = "echo text > /v/file; id -u; stat -c %u /v; dd if=/dev/zero of=/v/large bs=1M count=64 2>/dev/null || \
                   echo full; rm /v/large; touch /new 2>/dev/null || echo read-only";
@@ -246,7 +246,7 @@ fn a_volume_moves_between_levels() {
         let (status, stdout, stderr) =
             outcome(&mut user.run(&["--volume", "v:/v"], "cat /v/file; echo more >> /v/file"));
         assert_eq!((status, stdout.as_str()), (0, "text\n"), "{stderr}");
-        assert_eq!(written_by_guest(), false, "it was created anew");
+        assert_eq!(written_by_guest(), false, "it was recreated");
         let (status, _, stderr) = vm(&["--volume", "v:/v", "--image", "missing"], "true").expect("VMs");
         assert!(status == 127 && written_by_guest() == false, "{status} {stderr}");
     } else {

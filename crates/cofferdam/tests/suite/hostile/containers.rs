@@ -7,7 +7,7 @@ use cofferdam_contract::{Backend, Protection, Spec};
 
 use super::guests::Guests;
 use super::host::Host;
-use super::row::{Place, Row, words};
+use super::row::{Row, WorkspaceKind, words};
 use super::run::{Outcome, block_on, measured_attack, report, turn};
 use crate::census::census;
 
@@ -31,8 +31,8 @@ fn exception(row: &Row) -> Option<&'static str> {
         "writing the user map" => Some(
             "an engine without user id mapping provides no user namespace, which the posture reports; no guest is root",
         ),
-        _ if row.place == Place::Shared && rustix::process::geteuid().is_root() => {
-            Some("root's directories are not lent to be written; an ordinary user's run tries it")
+        _ if row.place == WorkspaceKind::Shared && rustix::process::geteuid().is_root() => {
+            Some("root's directories are not mounted writable; an ordinary user's run tries it")
         }
         _ => None,
     }

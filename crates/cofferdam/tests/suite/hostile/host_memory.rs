@@ -40,6 +40,6 @@ impl HostMemory {
 
 fn available_mebibytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("every kernel has it");
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).expect("every kernel tells");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).expect("every kernel reports it");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
 }

@@ -265,7 +265,7 @@ fn the_host_sees_the_guest_as_an_ordinary_confined_process() {
 /// Promise (Process isolation): One guest cannot exhaust counted kernel resources that other sandboxes of its user
 /// need.
 #[test]
-fn one_guest_leaves_other_sandboxes_of_its_user_what_they_need() {
+fn guest_cannot_exhaust_kernel_counts_of_its_user() {
     races::counts_of_a_user();
 }
 

@@ -252,18 +252,18 @@ pub fn runtime_is_not_executed_as_the_guest() {
 pub fn counts_of_a_user() {
     block_on(async {
         let guests = Guests::compile(&BTreeSet::from(["user_counts"]));
-        let lent = || {
+        let mounted = || {
             let workspace = Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly };
             Spec::builder().workspace(workspace).build().expect("a valid spec")
         };
         let request = |word: &str| ExecRequest::argv(["/workspace/user_counts", word]).build().expect("valid");
         let backend = backend();
-        let taker = backend.create(lent()).await.expect("a sandbox");
-        let before = backend.create(lent()).await.expect("a sandbox");
+        let taker = backend.create(mounted()).await.expect("a sandbox");
+        let before = backend.create(mounted()).await.expect("a sandbox");
         let taking = taker.start(request("take")).await.expect("the guest starts");
         wait_for_output(&taking).await;
-        let after = backend.create(lent()).await.expect("another sandbox can be created");
-        let other_launcher = super::run::backend().create(lent()).await.expect("another backend can create one");
+        let after = backend.create(mounted()).await.expect("another sandbox can be created");
+        let other_launcher = super::run::backend().create(mounted()).await.expect("another backend can create one");
         for sandbox in [&taker, &before, &after, &other_launcher] {
             let terminal = TerminalSize { rows: 25, columns: 80 };
             let echo = ExecRequest::shell("echo alive").terminal(terminal).build().expect("valid");

@@ -7,8 +7,8 @@ use cofferdam_contract::{Access, Backend, Spec, Workspace};
 
 use super::guests::{Guests, open_temporary_directory};
 use super::host::Host;
-use super::row::{Place as Where, Row};
-use super::run::{Outcome, attack_in, block_on, judge, output, report, turn, warm_up};
+use super::row::{Row, WorkspaceKind as Where};
+use super::run::{Outcome, attack_in, block_on, evaluate, output, report, turn, warm_up};
 use crate::census::census;
 use crate::resident::inside::Inside;
 
@@ -17,7 +17,7 @@ pub fn run(mut rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());
     let before = census();
-    rows.retain(|row| row.place == Where::Lent);
+    rows.retain(|row| row.place == Where::Mounted);
     let names: BTreeSet<&str> = rows.iter().map(|row| row.guest).collect();
     let guests = Guests::compile(&names);
     let host = Host::new();
@@ -45,7 +45,7 @@ async fn attack(path: &Path, guests: &Guests, host: &Host, row: &Row) -> Result<
     let sandbox = Inside::connect(path)?.create(spec).await.map_err(text)?;
     let shared = open_temporary_directory(0o777);
     let completed = attack_in(&sandbox, guests, host, row, shared.path()).await.map_err(text)?;
-    let outcome = judge(row, &completed)?;
+    let outcome = evaluate(row, &completed)?;
     sandbox.close().await.map_err(text)?;
     let damage = host.damage();
     if !damage.is_empty() {

@@ -11,9 +11,9 @@ pub const SIGSYS: i32 = 31;
 
 /// The workspace of the attack.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum WorkspaceKind {
     /// The compiled programs, mounted read-only.
-    Lent,
+    Mounted,
     /// A private workspace.
     Private,
     /// A host directory, writable.
@@ -55,7 +55,7 @@ pub struct Row {
     pub args: Arguments,
     pub control_args: Arguments,
     pub control_in_root: bool,
-    pub place: Place,
+    pub place: WorkspaceKind,
     pub terminal: bool,
     pub limits: Limits,
     pub timeout: Duration,
@@ -73,7 +73,7 @@ pub fn row(name: &'static str, guest: &'static str, control: Control) -> Row {
         args: |_| Vec::new(),
         control_args: |_| Vec::new(),
         control_in_root: false,
-        place: Place::Lent,
+        place: WorkspaceKind::Mounted,
         terminal: false,
         limits: Limits::default(),
         timeout: Duration::from_secs(60),
@@ -104,7 +104,7 @@ impl Row {
     }
 
     /// Sets the workspace.
-    pub fn place(mut self, place: Place) -> Self {
+    pub fn place(mut self, place: WorkspaceKind) -> Self {
         self.place = place;
         self
     }

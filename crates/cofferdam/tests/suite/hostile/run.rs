@@ -19,7 +19,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::guests::{Guests, open_temporary_directory};
 use super::host::{Host, SECRET_VARIABLE};
 use super::host_memory::HostMemory;
-use super::row::{Control, Expect, Place, Row};
+use super::row::{Control, Expect, Row, WorkspaceKind};
 use crate::census::{census, left_behind};
 
 /// The exit codes of `tests/guests/guest.h`.
@@ -120,7 +120,7 @@ pub fn run_single(mut rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());
     let before = census();
-    rows.retain(|row| matches!(row.place, Place::Lent | Place::Shared));
+    rows.retain(|row| matches!(row.place, WorkspaceKind::Mounted | WorkspaceKind::Shared));
     assert!(rows.len() > 20, "hardly any row can be tried so");
     let guests = Guests::compile(&rows.iter().map(|row| row.guest).collect());
     let host = Host::new();
@@ -153,14 +153,14 @@ pub async fn warm_up() {
 
 fn spec(backend: &dyn Backend, guests: &Guests, row: &Row, shared: &Path) -> Result<Spec> {
     let workspace = match row.place {
-        Place::Lent => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
-        Place::Private => Workspace::default(),
-        Place::Shared => Workspace::HostDir { path: shared.to_owned(), access: Access::ReadWrite },
+        WorkspaceKind::Mounted => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
+        WorkspaceKind::Private => Workspace::default(),
+        WorkspaceKind::Shared => Workspace::HostDir { path: shared.to_owned(), access: Access::ReadWrite },
     };
     let mut spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
     // A writable host directory has no size limit, and on cgroup v1 only root can bound the socket buffers of a
     // container. The other rows accept no weaker protections.
-    if row.place == Place::Shared {
+    if row.place == WorkspaceKind::Shared {
         spec = spec.allow_weaker(Protection::Disk);
     }
     if backend.level() == Level::Container
@@ -186,7 +186,7 @@ async fn attack_as_single(
     row: &Row,
 ) -> std::result::Result<Outcome, String> {
     let shared = open_temporary_directory(0o777);
-    if row.place == Place::Shared {
+    if row.place == WorkspaceKind::Shared {
         fs::copy(guests.path(row.guest), shared.path().join(row.guest)).expect("the shared workspace is ours");
     }
     let started =
@@ -199,7 +199,7 @@ async fn attack_as_single(
 
 /// Returns the result of an attack for itself and for the host.
 pub fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
-    let outcome = judge(row, completed)?;
+    let outcome = evaluate(row, completed)?;
     let damage = host.damage();
     if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
 }
@@ -255,9 +255,9 @@ pub async fn attack_in(
     shared: &Path,
 ) -> Result<Completed> {
     match row.place {
-        Place::Lent => {}
-        Place::Private => install(sandbox, guests, row.guest).await?,
-        Place::Shared => {
+        WorkspaceKind::Mounted => {}
+        WorkspaceKind::Private => install(sandbox, guests, row.guest).await?,
+        WorkspaceKind::Shared => {
             fs::copy(guests.path(row.guest), shared.join(row.guest)).expect("the shared workspace is ours");
         }
     }
@@ -285,7 +285,7 @@ pub async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result:
     }
 }
 
-pub fn judge(row: &Row, completed: &Completed) -> std::result::Result<Outcome, String> {
+pub fn evaluate(row: &Row, completed: &Completed) -> std::result::Result<Outcome, String> {
     let exit = &completed.exit;
     let text = String::from_utf8_lossy(&completed.stdout);
     let failed = |why: &str| Err(format!("{why}: {exit:?}\n{}", output(completed)));

@@ -9,10 +9,10 @@ use cofferdam_contract::{ByteSize, Limits, Sandbox, Spec};
 
 use super::guests::Guests;
 use super::host::Host;
-use super::row::{Place, Row};
+use super::row::{Row, WorkspaceKind};
 use super::run::{Outcome, attack_in, block_on, output, report, still_usable, turn, verdict};
 use crate::census::census;
-use crate::cli::machines::{cache, with_machines};
+use crate::cli::machines::{cache, with_vms};
 
 /// The CPU time limit in seconds. All rows share it, and those that do not reach it use much less, even with emulation.
 const CPU_SECONDS: u64 = 4;
@@ -32,7 +32,7 @@ fn exception(row: &Row) -> Option<&'static str> {
 
 /// Adapts the place and the arguments of a row to the VM.
 fn adapt(row: &mut Row) {
-    row.place = Place::Private;
+    row.place = WorkspaceKind::Private;
     match (row.guest, row.name) {
         // The host's process has no number inside. Process 1 and the attacker itself remain.
         ("ptrace_host" | "setns", _) => row.args = |_| Vec::new(),
@@ -60,7 +60,7 @@ fn spec() -> Spec {
 
 /// Runs the rows in one VM, without their controls outside.
 pub fn run(test: &str, mut rows: Vec<Row>) {
-    if with_machines(Command::new("true"), test).is_none() {
+    if with_vms(Command::new("true"), test).is_none() {
         return;
     }
     rows.retain(|row| {

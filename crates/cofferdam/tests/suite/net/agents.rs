@@ -130,7 +130,7 @@ fn a_container_has_secrets_and_budgets() {
 fn a_vm_has_secrets_and_budgets() {
     let test = "a_vm_has_secrets_and_budgets";
     let Some(place) = Place::new(test) else { return };
-    check_rules(&place, "vm", |run| machines::with_machines(run, test));
+    check_rules(&place, "vm", |run| machines::with_vms(run, test));
 }
 
 /// Promise (Network): A container reaches the hosts and ports of its policy by name, and nothing else.
@@ -147,5 +147,5 @@ fn a_container_reaches_the_hosts_of_its_policy() {
 fn a_vm_reaches_the_hosts_of_its_policy() {
     let test = "a_vm_reaches_the_hosts_of_its_policy";
     let Some(place) = Place::new(test) else { return };
-    check(&place, "vm", |run| machines::with_machines(run, test));
+    check(&place, "vm", |run| machines::with_vms(run, test));
 }

@@ -60,7 +60,7 @@ impl Stages {
         line.expect("a line of UTF-8")
     }
 
-    /// Lets the guest go on.
+    /// Lets the guest continue.
     fn proceed(&mut self) {
         self.run.stdin.as_mut().expect("piped").write_all(b"\n").expect("the guest reads");
     }

@@ -53,7 +53,7 @@ sys.stdin.read()
 ";
 
 /// Promise (Network): A policy of a live sandbox can change. Connections that no longer match end at once,
-/// and others go on.
+/// and others continue.
 #[tokio::test]
 async fn the_policy_of_a_live_sandbox_changes() {
     let test = "the_policy_of_a_live_sandbox_changes";

@@ -84,7 +84,7 @@ fn place(test: &str) -> Option<Place> {
 }
 
 /// Returns lines of shell that run clients. For each, a line `NAME: STATUS TEXT` with the last line of its output is
-/// printed, or `NAME: absent`. The whole output is printed on standard error.
+/// printed, or `NAME: missing`. The whole output is printed on standard error.
 fn script(clients: &[Client]) -> String {
     let mut lines = "export HOME=/tmp PATH=/workspace/bin:$PATH; cd /tmp\n".to_owned();
     for Client { name, present, script, .. } in clients {
@@ -92,7 +92,7 @@ fn script(clients: &[Client]) -> String {
             lines,
             "if ({present}) > /dev/null; then\n\
              (\n{script}\n) > printed 2>&1; echo \"{name}: $? $(tail -n 1 printed)\"; cat printed >&2\n\
-             else echo '{name}: absent'; fi\n"
+             else echo '{name}: missing'; fi\n"
         )
         .expect("a string grows");
     }
@@ -109,8 +109,8 @@ fn check(test: &str, clients: &[Client], run: impl Fn(&str, &str) -> (i32, Strin
     };
     let presets: Vec<_> = clients.iter().map(|client| client.preset).collect();
     let allowed = run(&presets.join(","), &script);
-    let (absent, present): (Vec<_>, Vec<_>) = clients.iter().partition(|client| result(&allowed, client) == "absent");
-    for client in absent {
+    let (missing, present): (Vec<_>, Vec<_>) = clients.iter().partition(|client| result(&allowed, client) == "missing");
+    for client in missing {
         println!("SKIP {test}: the sandbox has no {}", client.name);
     }
     for client in &present {
@@ -284,7 +284,7 @@ mod images {
     fn packages_install_in_a_vm() {
         let test = "packages_install_in_a_vm";
         let Some(place) = place(test) else { return };
-        let Some(command) = machines::with_machines(cofferdam(), test) else { return };
+        let Some(command) = machines::with_vms(cofferdam(), test) else { return };
         build(command, &["vm", "build-image"]);
         if let Some(sysroot) = toolchain() {
             add_cargo(&place, &sysroot);
@@ -299,7 +299,7 @@ mod images {
             let options = ["--net", policy, "--stdin", "--cpu-time", "300s", "--timeout", "300s"];
             let mut command = place.command_under("vm", &options);
             command.args(["--", "sh", "-c", &format!("tar -x --no-same-owner -C /workspace || exit\n{script}")]);
-            let mut command = machines::with_machines(command, test).expect("VMs are available");
+            let mut command = machines::with_vms(command, test).expect("VMs are available");
             outcome(command.env("COFFERDAM_VM_IMAGE", IMAGE).stdin(File::open(&archive).expect("the archive")))
         });
     }

@@ -222,8 +222,8 @@ fn ranges_and_named_private_addresses_are_reached() {
 
 /// Promise (Network): A policy is learned without any connection, or with all of them, and allows what the run did.
 #[test]
-fn a_learned_policy_allows_what_the_run_did() {
-    let Some(place) = Place::new("a_learned_policy_allows_what_the_run_did") else { return };
+fn learned_policy_allows_the_runs_connections() {
+    let Some(place) = Place::new("learned_policy_allows_the_runs_connections") else { return };
     // The last two are on a port that no sandbox serves while a policy is learned.
     let code = "print(status('https://api.example/', cafile='/workspace/certificate.pem'), status('http://web.example/'))\n\
                 attempt(talk, 'web.example', 7, b'abc')\nattempt(talk, '11.22.33.44', 7, b'abc')";

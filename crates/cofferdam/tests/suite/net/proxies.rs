@@ -44,8 +44,8 @@ def greet(target, name):
 
 /// Promise (Network): Through its proxy, a sandbox reaches what the policy allows, and nothing else.
 #[test]
-fn the_proxy_reaches_what_the_policy_allows() {
-    let Some(place) = Place::new("the_proxy_reaches_what_the_policy_allows") else { return };
+fn proxy_reaches_only_allowed_hosts() {
+    let Some(place) = Place::new("proxy_reaches_only_allowed_hosts") else { return };
     let policy = "web.example:80,web.example:443,web.example:7,11.22.33.44:7,private.example:80";
     let request = |host: &str| format!("b'GET / HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n'");
     for user in USERS {

@@ -150,7 +150,7 @@ def activate(plugin):
 /// Promise (Plugins): A plugin without permissions reads its own package, and sees neither the host's files nor its
 /// environment (P1, P7, P12).
 #[test]
-fn p12_a_plugin_sees_its_own_package_and_nothing_of_the_host() {
+fn p12_plugin_sees_its_own_package_only() {
     run(|| async {
         let bench = Bench::new();
         let code = "

@@ -7,7 +7,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cofferdam::engine::{InterpretersConfig, PoolConfig, PreparedBackend};
-use cofferdam::resident::{Asked, Connection, Place, ResidentBackend, ResidentConfig, ResidentServer, Surroundings};
+use cofferdam::resident::{
+    Asked, Connection, ResidentBackend, ResidentConfig, ResidentServer, SocketDirectory, Surroundings,
+};
 use cofferdam::{
     Access, Backend, ByteSize, Capability, ErrorKind, ExecRequest, OutputEvent, Protection, Result, Spec, Workspace,
     registry,
@@ -33,7 +35,7 @@ impl Inside {
         let thread = std::thread::spawn(move || {
             block_on(async {
                 let config = ResidentConfig::new(BUILD, Surroundings::default());
-                let claimed = Place::claim(&directory)?;
+                let claimed = SocketDirectory::claim(&directory)?;
                 let (backend, none) = (registry::backend("process")?, InterpretersConfig::new([]));
                 let backend = PreparedBackend::new(backend, Spec::default(), PoolConfig::default(), none)?;
                 let server = ResidentServer::new(claimed, Arc::new(backend), config, None)?;
@@ -50,7 +52,7 @@ impl Inside {
         let asked =
             Asked { build: BUILD.to_owned(), surroundings: Surroundings::default(), backend: "process".to_owned() };
         let text = |error: cofferdam::Error| error.to_string();
-        let place = Place::open(directory.to_owned()).map_err(text)?.ok_or("the server is gone")?;
+        let place = SocketDirectory::open(directory.to_owned()).map_err(text)?.ok_or("the server is gone")?;
         let connection = Connection::for_run(&place, &asked).map_err(text)?.map_err(|refusal| refusal.to_string())?;
         Ok(ResidentBackend::from(connection))
     }
@@ -84,7 +86,7 @@ fn spec() -> Spec {
 
 /// Promise (Server): A client that does not read loses output, learns how much, and does not delay its program.
 #[test]
-fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
+fn slow_reader_loses_output_and_learns_how_much() {
     const WRITTEN: u64 = 16 << 20;
     with_server(async |directory| {
         let sandbox = Inside::connect(directory).expect("it exists").create(spec()).await.expect("a sandbox");
@@ -112,7 +114,7 @@ fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
 /// Promise (Server): The server refuses a capability that the client does not offer, and serves one run for each
 /// connection.
 #[test]
-fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
+fn server_refuses_capabilities_that_the_client_lacks() {
     with_server(async |directory| {
         let backend = Inside::connect(directory).expect("it exists");
         assert!(!backend.capabilities().contains(&Capability::MultipleExecs));

@@ -19,7 +19,7 @@ fn stop(home: &Home) -> (Option<i32>, String, String) {
 
 /// Promise (Server): Without a server, a run is local, or an error with a remedy if it requires one.
 #[test]
-fn without_a_server_a_run_is_local_or_says_what_to_do() {
+fn run_without_a_server_is_local_or_refused_with_a_remedy() {
     let home = Home::new();
     let (status, _, stderr) = read(&home.run(["-v", "--", "true"]).output().unwrap());
     assert_eq!((status, by_server(&stderr)), (Some(0), false));
@@ -34,7 +34,7 @@ fn without_a_server_a_run_is_local_or_says_what_to_do() {
 
 /// Promise (Server): A server starts in the background on request only.
 #[test]
-fn one_is_started_on_demand_in_the_background_and_stopped() {
+fn server_starts_on_demand_in_the_background_and_stops() {
     leaving_nothing(|| {
         let home = Home::new();
         let (status, stdout, stderr) =
@@ -70,7 +70,7 @@ fn the_documented_example_runs() {
 }
 
 #[test]
-fn one_for_webassembly_keeps_no_interpreters_and_tries_to_make_none() {
+fn wasm_server_prepares_no_interpreters() {
     let home = Home::new();
     let server = home.server(&["--backend", "wasm"]);
     assert_eq!(server.status()["interpreters"].as_array().map(Vec::len), Some(0));
@@ -178,8 +178,8 @@ fn stop_lets_runs_end_and_cuts_off_those_that_do_not() {
             let home = Home::new();
             let server = home.server(&["--drain", drain]);
             let (mut child, mut stdout) = ready(&mut home.run(["--use-server", "require", "--", "sh", "-c", line]));
-            let (status, _, said) = stop(&home);
-            assert_eq!(status, Some(0), "{said}");
+            let (status, _, printed) = stop(&home);
+            assert_eq!(status, Some(0), "{printed}");
             let mut rest = String::new();
             stdout.read_to_string(&mut rest).unwrap();
             let status = child.wait().unwrap().code();
@@ -222,7 +222,7 @@ fn a_signal_ends_the_server_when_its_runs_have_and_a_second_one_at_once() {
 
 /// Promise (Server): An idle server ends.
 #[test]
-fn a_server_that_nobody_uses_ends_by_itself() {
+fn idle_server_ends() {
     leaving_nothing(|| {
         let home = Home::new();
         let mut server = home.server(&["--idle-exit", "1s", "--python", "0", "--node", "0"]);
@@ -268,7 +268,7 @@ fn another_build_and_other_surroundings_are_not_used() {
 
 /// Promise (Server): A run is local if the server is full.
 #[test]
-fn who_comes_beyond_the_bound_runs_locally() {
+fn run_beyond_the_servers_limit_is_local() {
     let home = Home::new();
     let server = home.server(&["--max-runs", "1", "--python", "0", "--node", "0"]);
     let (child, _stdout) =

@@ -129,9 +129,9 @@ impl Server<'_> {
     fn end(mut self) -> (Option<i32>, String) {
         self.signal(Signal::TERM);
         let status = self.child.wait().expect("it ends").code();
-        let mut said = String::new();
-        self.stderr.read_to_string(&mut said).expect("it can be read");
-        (status, said)
+        let mut printed = String::new();
+        self.stderr.read_to_string(&mut printed).expect("it can be read");
+        (status, printed)
     }
 }
 

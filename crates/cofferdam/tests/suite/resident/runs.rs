@@ -203,7 +203,7 @@ fn a_terminal_works_through_the_server() {
 
 /// Promise (Server): Unread input does not delay a cancel.
 #[test]
-fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
+fn unread_input_does_not_delay_a_cancel() {
     let home = Home::new();
     let server = home.server(&["--python", "0", "--node", "0"]);
     let mut command = home.run(["--use-server", "require", "--stdin", "--", "sh", "-c", "echo ready; sleep 100"]);
@@ -220,17 +220,17 @@ fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
 
 /// Promise (Server): No process writes to a mounted host directory after its run through the server has ended.
 #[test]
-fn a_directory_is_lent_through_the_server_and_written_to_no_more_afterwards() {
+fn mounted_directory_is_not_written_after_a_served_run() {
     use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
     let _server = home.server(&["--python", "0", "--node", "0"]);
-    let lent = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let mounted = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(mounted.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let line = "(while :; do echo x >> beats; done) > /dev/null 2>&1 &\nuntil test -s beats; do :; done";
     let mut command = home.run(["--use-server", "require", "--workspace", ".:rw", "--", "sh", "-c", line]);
-    let output = command.current_dir(lent.path()).output().unwrap();
+    let output = command.current_dir(mounted.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let size = || std::fs::metadata(lent.path().join("beats")).unwrap().len();
+    let size = || std::fs::metadata(mounted.path().join("beats")).unwrap().len();
     let before = size();
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!(size(), before);

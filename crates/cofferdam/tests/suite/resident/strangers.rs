@@ -47,7 +47,7 @@ fn rest(mut stream: UnixStream) -> Vec<u8> {
 
 /// Promise (Server): Garbage closes its connection and harms no other run.
 #[test]
-fn garbage_is_hung_up_on_and_harms_nobody() {
+fn garbage_closes_its_connection_only() {
     let home = Home::new();
     let server = home.server(ALONE);
     let greeting = {
@@ -82,7 +82,7 @@ fn garbage_is_hung_up_on_and_harms_nobody() {
 
 /// Promise (Server): Connections beyond the limit are closed.
 #[test]
-fn more_visitors_than_there_is_room_for_are_let_go() {
+fn connections_beyond_the_limit_are_closed() {
     let home = Home::new();
     let server = home.server(&["--max-runs", "1", "--python", "0", "--node", "0"]);
     let mut idle: Vec<_> = (0..64).map(|_| connect(&home)).collect();
@@ -131,7 +131,7 @@ fn another_user_is_not_even_greeted() {
     ] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
-    assert!(stranger().contains("hung up without a word"));
+    assert!(stranger().contains("closed without an answer"));
     assert_eq!(server.end().0, Some(0));
 }
 
@@ -140,10 +140,10 @@ fn another_user_is_not_even_greeted() {
 ///
 /// Promise (Server): The server closes connections from other user namespaces without an answer.
 #[test]
-fn who_is_in_another_user_namespace_is_not_even_greeted() {
+fn client_in_another_user_namespace_gets_no_answer() {
     let unshare = ["--user", "--map-current-user"];
     if !Command::new("unshare").args(unshare).arg("true").status().is_ok_and(|status| status.success()) {
-        println!("SKIP who_is_in_another_user_namespace_is_not_even_greeted: this user may make none");
+        println!("SKIP client_in_another_user_namespace_gets_no_answer: this user may make none");
         return;
     }
     let home = Home::new();
@@ -155,7 +155,7 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
         read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is installed"))
     };
     let (status, stdout, stderr) = inner(&["unshare", "--user", "--map-current-user"]);
-    assert!(status == Some(0) && stdout.contains("hung up without a word"), "{stdout}{stderr}");
+    assert!(status == Some(0) && stdout.contains("closed without an answer"), "{stdout}{stderr}");
     // The same program outside is greeted, so the namespace makes the difference.
     let (status, stdout, _) = inner(&["env"]);
     assert!(status != Some(0) && !stdout.contains("hung up"), "{stdout}");
@@ -172,7 +172,7 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
 
 /// Promise (Server): The server closes connections of a guest that has its socket mounted without an answer.
 #[test]
-fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
+fn guest_with_the_mounted_socket_gets_no_answer() {
     let home = Home::new();
     std::fs::set_permissions(home.directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let server = home.server(ALONE);
@@ -211,8 +211,8 @@ fn inner_stranger() {
             Ok(mut stream) => {
                 let mut all = Vec::new();
                 let _ = stream.write_all(first).and_then(|()| stream.read_to_end(&mut all));
-                assert!(all.is_empty(), "a stranger was answered");
-                println!("hung up without a word");
+                assert!(all.is_empty(), "an untrusted client was answered");
+                println!("closed without an answer");
             }
         }
     }
@@ -220,9 +220,9 @@ fn inner_stranger() {
 
 /// Promise (Server): A client does not connect to a socket in a directory of another user.
 #[test]
-fn a_directory_of_somebody_else_is_not_trusted() {
+fn socket_directory_of_another_user_is_not_trusted() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP a_directory_of_somebody_else_is_not_trusted: only root can make one");
+        println!("SKIP socket_directory_of_another_user_is_not_trusted: only root can make one");
         return;
     }
     let home = Home::new();
@@ -241,7 +241,7 @@ fn a_directory_of_somebody_else_is_not_trusted() {
 
 /// Promise (Server): No environment variable of the server reaches a guest.
 #[test]
-fn nothing_of_the_servers_environment_reaches_a_guest() {
+fn servers_environment_does_not_reach_guests() {
     leaving_nothing(|| {
         let mut home = Home::new();
         home.server_variables = vec![("SECRET_OF_THE_SERVER".to_owned(), "s3cr3t-of-the-server".to_owned())];

@@ -3,12 +3,12 @@
 use cofferdam_contract::LimitKind;
 
 use super::super::host::Host;
-use super::super::row::{Control, Expect, Place, Row, row, words};
+use super::super::row::{Control, Expect, Row, WorkspaceKind, row, words};
 
 const WOULD_HARM: &str = "it would use up the machine";
 
 fn bomb(name: &'static str, guest: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
-    row(name, guest, Control::None(WOULD_HARM)).args(args).place(Place::Private)
+    row(name, guest, Control::None(WOULD_HARM)).args(args).place(WorkspaceKind::Private)
 }
 
 fn memory(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {

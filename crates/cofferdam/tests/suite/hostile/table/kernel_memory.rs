@@ -6,7 +6,7 @@
 use cofferdam_contract::LimitKind;
 
 use super::super::host::Host;
-use super::super::row::{Control, Expect, Place, Row, row, words};
+use super::super::row::{Control, Expect, Row, WorkspaceKind, row, words};
 
 /// Tolerance above the limit: other programs of the host allocate and free memory too, and without control groups the
 /// watch reacts with a delay.
@@ -30,7 +30,7 @@ macro_rules! attacks {
 fn attack(name: &'static str, form: &str, args: fn(&Host) -> Vec<String>) -> Row {
     row(name, "kernel_memory", Control::None("it would use up the machine"))
         .args(args)
-        .place(Place::Lent)
+        .place(WorkspaceKind::Mounted)
         .memory(64)
         .disk(512)
         .processes(40)

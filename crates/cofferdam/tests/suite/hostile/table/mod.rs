@@ -21,7 +21,7 @@ pub fn all() -> Vec<Row> {
 /// Attacks on terminals; small enough to need no file.
 pub fn terminals() -> Vec<Row> {
     use super::row::Control;
-    use super::row::{Place, row, words};
+    use super::row::{WorkspaceKind, row, words};
     const OWN_TERMINAL_ONLY: fn(&super::host::Host) -> Vec<String> = |_| words(["own"]);
     vec![
         row("typing into a terminal", "tiocsti", Control::SucceedsWhereAllowed).control_args(OWN_TERMINAL_ONLY),
@@ -29,7 +29,7 @@ pub fn terminals() -> Vec<Row> {
         row("opening another's terminal", "foreign_terminal", Control::SucceedsWhereAllowed),
         row("opening another's terminal from one", "foreign_terminal", Control::None("as the row before")).terminal(),
         row("terminal escape sequences", "terminal_injection", Control::None("it would act on the tester's terminal"))
-            .place(Place::Private),
+            .place(WorkspaceKind::Private),
         row("terminal escape sequences in one", "terminal_injection", Control::None("as the row before")).terminal(),
     ]
 }

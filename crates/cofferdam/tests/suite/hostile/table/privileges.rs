@@ -1,6 +1,6 @@
 //! Attacks that gain privilege.
 
-use super::super::row::{Control, Place, Row, row};
+use super::super::row::{Control, Row, WorkspaceKind, row};
 
 pub fn rows() -> Vec<Row> {
     vec![
@@ -10,6 +10,6 @@ pub fn rows() -> Vec<Row> {
         row("set-uid programs", "setuid_exec", Control::SucceedsWhereAllowed),
         row("raising limits", "raise_limits", Control::None("it would give itself real-time priority")),
         row("raising limits from a private workspace", "raise_limits", Control::None("as the row before"))
-            .place(Place::Private),
+            .place(WorkspaceKind::Private),
     ]
 }

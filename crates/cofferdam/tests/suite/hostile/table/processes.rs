@@ -1,6 +1,6 @@
 //! Attacks on processes outside and on the sandbox's own init.
 
-use super::super::row::{Control, Expect, Place, Row, SIGSYS, row};
+use super::super::row::{Control, Expect, Row, SIGSYS, WorkspaceKind, row};
 
 pub fn rows() -> Vec<Row> {
     vec![
@@ -20,16 +20,18 @@ pub fn rows() -> Vec<Row> {
         row("entering another namespace", "setns", Control::None("succeeds only for root"))
             .args(|host| vec![host.canary()]),
         row("new namespaces", "namespaces", Control::SucceedsWhereAllowed),
-        row("mount calls", "mount_calls", Control::None("it would change the host's mounts")).place(Place::Private),
+        row("mount calls", "mount_calls", Control::None("it would change the host's mounts"))
+            .place(WorkspaceKind::Private),
         row("mount calls in a shared workspace", "mount_calls", Control::None("as the row before"))
-            .place(Place::Shared),
+            .place(WorkspaceKind::Shared),
         row("leaving the control group", "cgroup_escape", Control::None("it would mount and write control groups"))
-            .place(Place::Private),
+            .place(WorkspaceKind::Private),
         row("seeing the host's control group", "cgroup_view", Control::SucceedsWhereAllowed),
         row("foreign system calls", "foreign_abi", Control::SucceedsWhereAllowed),
         row("a foreign system call without a child", "foreign_abi_direct", Control::SucceedsWhereAllowed)
             .expect(Expect::ContainedOrSignal(SIGSYS)),
         row("a program in no file system", "memfd_exec", Control::Succeeds),
-        row("a crash", "core_dump", Control::None("the host's core handler would get it")).place(Place::Private),
+        row("a crash", "core_dump", Control::None("the host's core handler would get it"))
+            .place(WorkspaceKind::Private),
     ]
 }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Shared, close};
 
-type Made = std::result::Result<(Id, Result<WarmInterpreter>), JoinError>;
+type Prepared = std::result::Result<(Id, Result<WarmInterpreter>), JoinError>;
 
 /// Runs until the pool drains. Then interpreters that are still being created are dropped, which closes their
 /// sandboxes.
@@ -70,7 +70,7 @@ async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WarmInte
     })
 }
 
-fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Made) {
+fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Prepared) {
     let (id, made) = match made {
         Ok(made) => made,
         Err(panicked) => {

@@ -78,13 +78,13 @@ impl<T> Slots<T> {
     /// Removes and returns dead interpreters and those that are too old.
     pub(super) fn remove_unusable(&mut self, now: Duration, alive: impl Fn(&T) -> bool) -> (Vec<T>, Vec<T>) {
         let (mut dead, mut old) = (Vec::new(), Vec::new());
-        for (made, one) in std::mem::take(&mut self.waiting) {
+        for (created_at, one) in std::mem::take(&mut self.waiting) {
             if !alive(&one) {
                 dead.push(one);
-            } else if made + self.times.max_age <= now {
+            } else if created_at + self.times.max_age <= now {
                 old.push(one);
             } else {
-                self.waiting.push((made, one));
+                self.waiting.push((created_at, one));
             }
         }
         (dead, old)
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_and_after_a_delay() {
+    fn slots_are_filled_one_at_a_time_after_a_delay() {
         let mut slots = slots(2);
         let now = Duration::ZERO;
         assert_eq!((slots.begin(now), slots.begin(now)), (1, 0));
@@ -141,9 +141,9 @@ mod tests {
     #[test]
     fn the_old_and_the_dead_are_given_back() {
         let mut slots = slots(3);
-        for (one, made) in [(1, 0), (2, 5), (3, 5)] {
-            slots.begin(made * SECOND);
-            assert_eq!(slots.filled(one, made * SECOND), None);
+        for (one, created_at) in [(1, 0), (2, 5), (3, 5)] {
+            slots.begin(created_at * SECOND);
+            assert_eq!(slots.filled(one, created_at * SECOND), None);
         }
         assert_eq!(slots.remove_unusable(10 * SECOND, |one| *one != 3), (vec![3], vec![1]));
         assert_eq!(slots.drain(), [2]);

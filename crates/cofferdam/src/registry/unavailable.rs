@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer};
 
 /// The settings of a backend that this build lacks. They have no effect, so they are not checked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct AbsentSettings;
+pub struct UnavailableSettings;
 
-impl AbsentSettings {
+impl UnavailableSettings {
     /// Ignores the environment.
     pub fn from_environment(_: Variables<'_>) -> Result<Self> {
         Ok(Self)
@@ -25,11 +25,11 @@ impl AbsentSettings {
 }
 
 /// Ignores the values of options.
-pub(super) fn ignored<T>(_: T) -> AbsentSettings {
-    AbsentSettings
+pub(super) fn ignored<T>(_: T) -> UnavailableSettings {
+    UnavailableSettings
 }
 
-impl<'de> Deserialize<'de> for AbsentSettings {
+impl<'de> Deserialize<'de> for UnavailableSettings {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         BTreeMap::<String, IgnoredAny>::deserialize(deserializer).map(|_| Self)
     }
@@ -37,9 +37,9 @@ impl<'de> Deserialize<'de> for AbsentSettings {
 
 /// The value of an option of a backend that this build lacks. There is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AbsentValue {}
+pub enum UnavailableValue {}
 
-impl FromStr for AbsentValue {
+impl FromStr for UnavailableValue {
     type Err = String;
 
     fn from_str(_: &str) -> Result<Self, String> {
