@@ -68,8 +68,10 @@ impl<'a> Remainder<'a> {
         let (out, rest): (Vec<_>, Vec<_>) =
             all.iter().cloned().partition(|change| dropped.contains(change.path.as_path()));
         let (lost, cleared): (Vec<_>, Vec<_>) = set.cleared().iter().cloned().partition(|path| only.matches(path));
-        let gone = || dropped.iter().copied().chain(lost.iter().map(PathBuf::as_path));
-        let is_cut = cleared.iter().any(|path| gone().any(|gone| gone.starts_with(path)));
+        let gone: BTreeSet<&Path> = dropped.iter().copied().chain(lost.iter().map(PathBuf::as_path)).collect();
+        // What is beneath a path follows it in the order of paths.
+        let is_cut = |path: &Path| gone.range(path..).next().is_some_and(|gone| gone.starts_with(path));
+        let is_cut = cleared.iter().any(|path| is_cut(path));
         let discarded = Discarded { paths: reviewed(&out).map(|change| change.path.clone()).collect(), remaining: 0 };
         let discarded = Discarded { remaining: reviewed(&rest).count(), ..discarded };
         let (changes, cleared) = if is_cut {

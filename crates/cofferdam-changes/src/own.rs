@@ -81,7 +81,7 @@ pub(crate) struct Own {
     ids: Vec<(u64, u64)>,
     /// True if the workspace is in one of them.
     is_inside: bool,
-    /// Directories of the workspace that were compared, and whether they are in an own directory.
+    /// Paths of the workspace that were compared, and whether they are in an own directory.
     known: RefCell<HashMap<PathBuf, bool>>,
 }
 
@@ -106,11 +106,10 @@ impl Own {
     pub fn concerns(&self, directory: BorrowedFd<'_>, change: &Change) -> bool {
         let stays = matches!(change.node, Some(Node::Directory { .. }));
         let concerns = |own: &PathBuf| change.path.starts_with(own) || (!stays && own.starts_with(&change.path));
-        let parent = change.path.parent().unwrap_or(Path::new(""));
-        self.is_inside || self.paths.iter().any(concerns) || self.has(directory, parent)
+        self.is_inside || self.paths.iter().any(concerns) || self.has(directory, &change.path)
     }
 
-    /// Returns true if a directory of the workspace is an own one, or in one.
+    /// Returns true if a path of the workspace is an own directory, or in one.
     fn has(&self, directory: BorrowedFd<'_>, path: &Path) -> bool {
         let Some(parent) = path.parent() else { return self.is_inside };
         if let Some(known) = self.known.borrow().get(path) {

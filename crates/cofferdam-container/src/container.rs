@@ -386,6 +386,7 @@ fn refusal(engine: &Engine, runtime: Option<&str>, failed: Failed) -> Error {
     }
     if lower.contains("bind source path does not exist") || lower.contains("statfs") && lower.contains("no such file") {
         return Error::new(ErrorKind::NotFound, "create", "the engine cannot find a directory of a mount on its host")
+            .with_context("answer", message)
             .with_remedy(
                 "the directory is gone, or the engine runs on another machine or in another mount namespace: use a \
                           private workspace there",

@@ -25,7 +25,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::labels::{Owner, OwnerState};
 
 /// The directory of the mounts. Only root can enter it.
-const DIRECTORY: &str = "/run/cofferdam-disks";
+pub(crate) const DIRECTORY: &str = "/run/cofferdam-disks";
 /// The owner of files on disks, as in VMs.
 const DISK_OWNER: (u32, u32) = (1000, 1000);
 

@@ -17,13 +17,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use cofferdam_changes::sandbox::OverlayLayer;
-use cofferdam_contract::{Error, Result};
+use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::named::Directory;
 use cofferdam_util::sha256;
 use rustix::fs::{Gid, Mode, OFlags, Uid, mkdirat, openat};
 
-use crate::disks::{MountPoint, show_owner_as};
+use crate::disks::{self, MountPoint, show_owner_as};
 use crate::engine::Facts;
 use crate::labels::Owner;
 use crate::sizes::max_files;
@@ -43,6 +43,11 @@ pub(crate) fn refused(why: impl std::fmt::Display) -> Error {
 /// Creates the error for an engine that does not see the mounts of this process.
 pub(crate) fn not_seen() -> Error {
     refused("the engine does not see the mounts of this process")
+}
+
+/// Returns true if an error means that the engine does not see a mount of this process.
+pub(crate) fn is_not_seen(error: &Error) -> bool {
+    error.kind() == ErrorKind::NotFound && error.context().any(|(_, value)| value.contains(disks::DIRECTORY))
 }
 
 /// Fails if containers of this engine and runtime cannot have overlays of this process.
@@ -87,7 +92,18 @@ impl Layers {
         let name = &sha256::of(target)[..16];
         let failed = |what: &'static str| move |error: io::Error| refused(format_args!("cannot {what}: {error}"));
         let tree = self.lower(lower, name).map_err(failed("mount the directory below it"))?;
-        self.mount(&tree, lower, name, origin).map_err(failed("mount it"))
+        let upper = self.directory(&format!("{name}-upper")).map_err(failed("create its layer"))?;
+        if let Some(origin) = origin {
+            origin.copy_upper(upper.as_fd(), self.user).map_err(|error| match error.kind() {
+                io::ErrorKind::StorageFull => {
+                    Error::new(ErrorKind::ResourceExhausted, "create", "the changes do not fit into the disk limit")
+                        .with_source(error)
+                        .with_remedy("raise --disk")
+                }
+                _ => failed("copy its layer")(error),
+            })?;
+        }
+        self.mount(&tree, lower, name, (upper, origin)).map_err(failed("mount it"))
     }
 
     /// Attaches the host directory, read-only and without mounts below. Its owner appears as the sandbox's user.
@@ -108,12 +124,8 @@ impl Layers {
         tree: &OwnedFd,
         lower: &Directory,
         name: &str,
-        origin: Option<&OverlayLayer>,
+        (upper, origin): (OwnedFd, Option<&OverlayLayer>),
     ) -> io::Result<Overlay> {
-        let upper = self.directory(&format!("{name}-upper"))?;
-        if let Some(origin) = origin {
-            origin.copy_upper(upper.as_fd(), self.user)?;
-        }
         let mode = rustix::fs::fstat(origin.map_or(lower.as_fd(), |origin| origin.upper.as_fd()))?.st_mode & 0o777;
         rustix::fs::fchmod(&upper, Mode::from_raw_mode(mode))?;
         rustix::fs::fchown(&upper, Some(Uid::from_raw(self.user.0)), Some(Gid::from_raw(self.user.1)))?;
@@ -165,7 +177,33 @@ mod tests {
     use std::os::unix::fs::chown;
 
     use super::*;
-    use crate::disks;
+
+    #[test]
+    fn only_errors_about_mounts_of_this_process_mean_that_the_engine_does_not_see_them() {
+        let error = |kind, path: &str| Error::new(kind, "create", "gone").with_context("path", path);
+        assert!(is_not_seen(&error(ErrorKind::NotFound, "statfs /run/cofferdam-disks/1-2-3-0: no such file")));
+        assert!(!is_not_seen(&error(ErrorKind::NotFound, "statfs /home/user/project: no such file")));
+        assert!(!is_not_seen(&error(ErrorKind::Denied, "/run/cofferdam-disks/1-2-3-0")));
+    }
+
+    #[test]
+    fn a_layer_of_a_fork_that_does_not_fit_is_about_the_disk_limit() {
+        if !is_permitted() {
+            println!("SKIP a_layer_of_a_fork_that_does_not_fit_is_about_the_disk_limit: only root can mount overlays");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("large"), vec![1; 2 << 20]).unwrap();
+        let open = || Directory::open(&directory.path().canonicalize().unwrap()).unwrap();
+        let upper = std::fs::File::open(directory.path()).unwrap().into();
+        let requested = std::time::SystemTime::now();
+        let origin = OverlayLayer { base: open(), upper, marks: cofferdam_changes::Marks::Trusted, requested };
+        for (size, expected) in [(1, Err(ErrorKind::ResourceExhausted)), (4, Ok(()))] {
+            let layers = Layers::new(Some(size << 20), (0x7100_0000, 0x7100_0000), &Owner::this().unwrap()).unwrap();
+            let mounted = layers.over(&open(), "/workspace", Some(&origin));
+            assert_eq!(mounted.map(drop).map_err(|error| error.kind()), expected, "{size} MiB");
+        }
+    }
 
     /// Promise (Containers): Overlays and layers of a supervisor that was killed during a create are detached by the
     /// next.

@@ -158,7 +158,7 @@ async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Arc<Overl
     let volume = AgentVolume::of(AGENT);
     let creation = Creation { state, connected: &connected, spec, image, user, mounted, mounts, layer, volume };
     creation.run().await.map_err(|error| match error.kind() {
-        ErrorKind::NotFound if has_layers => {
+        ErrorKind::NotFound if has_layers && overlay::is_not_seen(&error) => {
             connected.lacks_mounts.store(true, Ordering::Release);
             overlay::not_seen().with_source(error)
         }

@@ -484,7 +484,9 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     }
     let others = writable_elsewhere(measured);
     wrong.extend(others.iter().map(String::as_str));
-    let tmpfs = format!("tmpfs with a size: {}; the engine's memory limit follows the stored bytes", sized.join(", "));
+    let fork = if is_layered { "; the layer that a fork begins with counts as memory of the supervisor" } else { "" };
+    let sized = sized.join(", ");
+    let tmpfs = format!("tmpfs with a size: {sized}; the engine's memory limit follows the stored bytes{fork}");
     if !wrong.is_empty() || measured.evidence.mounts.is_none() {
         return row(Protection::Disk, false, format!("writable without a limit: {}", wrong.join(", ")));
     }

@@ -11,8 +11,10 @@ use cofferdam_contract::{
     NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
     Spec, WatchEvents, WatchOptions, WorkspaceChanges,
 };
+use cofferdam_guest::Guest;
 use cofferdam_guest::network::Network;
-use tokio::sync::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::NAME;
 use crate::overlay;
@@ -28,7 +30,7 @@ pub(crate) struct ContainerSandbox {
     inner: PendingSandbox,
     stored: Follower,
     /// The usage at the time of the pause, while the sandbox is paused.
-    paused: Mutex<Option<SandboxUsage>>,
+    paused: Arc<Mutex<Option<SandboxUsage>>>,
     closed: AtomicBool,
 }
 
@@ -36,7 +38,7 @@ impl ContainerSandbox {
     /// Creates the sandbox from a verified pending one.
     pub(crate) fn new(inner: PendingSandbox, spec: Spec, posture: Posture) -> Self {
         let stored = Follower::start(&inner.container, &inner.guest, spec.limits());
-        Self { spec, posture, inner, stored, paused: Mutex::new(None), closed: AtomicBool::new(false) }
+        Self { spec, posture, inner, stored, paused: Arc::default(), closed: AtomicBool::new(false) }
     }
 
     /// Creates a sandbox and verifies its posture. Closes it if the posture falls short of the spec.
@@ -85,18 +87,37 @@ impl ContainerSandbox {
     /// Completes work while the guest's processes are frozen.
     async fn frozen<T>(&self, operation: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
         // Prevents a pause meanwhile.
-        let paused = self.paused.lock().await;
+        let paused = Arc::clone(&self.paused).lock_owned().await;
         if paused.is_some() {
             return Err(
                 Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
             );
         }
+        let mut guard = Thaw(Some((self.inner.guest.clone(), paused)));
         self.inner.guest.freeze().await?;
         let done = work.await;
         let thawed = self.inner.guest.thaw().await;
+        if thawed.is_ok() {
+            guard.0 = None;
+        }
         let done = done?;
         thawed?;
         Ok(done)
+    }
+}
+
+/// Thaws a guest when it is dropped, as with an operation that the caller cancels, and prevents a pause until then.
+struct Thaw(Option<(Guest, OwnedMutexGuard<Option<SandboxUsage>>)>);
+
+impl Drop for Thaw {
+    fn drop(&mut self) {
+        if let (Some((guest, paused)), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                // If this fails, the connection is lost, which ends the sandbox.
+                let _ = guest.thaw().await;
+                drop(paused);
+            });
+        }
     }
 }
 

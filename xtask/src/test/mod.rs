@@ -58,7 +58,7 @@ const THREADS: &str = "RUST_TEST_THREADS";
 /// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix.
 const MAX_UNSTEADY: usize = 2;
 /// Maximum time of one test program. The program of the command line starts tens of VMs.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(45 * 60);
 
 /// The environment variable through which tests find the interpreters for WebAssembly.
 const WASM: &str = "COFFERDAM_TEST_WASM_CACHE";

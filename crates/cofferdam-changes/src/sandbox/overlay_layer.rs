@@ -1,8 +1,10 @@
 //! Changes of copy-on-write workspaces that are overlays: the upper layer has them.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,6 +13,7 @@ use cofferdam_linux::beneath;
 use cofferdam_linux::named::Directory;
 use cofferdam_linux::walk::{Entry, walk};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, mkdirat, openat};
+use rustix::io::Errno;
 
 use super::{blocking, to_error};
 use crate::bounds::Bounds;
@@ -47,13 +50,16 @@ impl OverlayLayer {
     }
 
     /// Copies the upper layer to that of a fork, an empty directory that no other process uses yet. All files get this
-    /// owner, which differs for each sandbox. Sockets, fifos and extended attributes of the guest are not copied.
+    /// owner, which differs for each sandbox. Holes and hard links take no more space than in the original. Sockets,
+    /// fifos and extended attributes of the guest are not copied.
     ///
     /// # Errors
     ///
     /// Those of the operating system, each with the path.
     pub fn copy_upper(&self, to: BorrowedFd<'_>, owner: (u32, u32)) -> io::Result<()> {
         let (uid, gid) = (Some(Uid::from_raw(owner.0)), Some(Gid::from_raw(owner.1)));
+        // The first copies of files with several names, by inode.
+        let mut linked: HashMap<u64, PathBuf> = HashMap::new();
         walk(&self.upper, &mut |path, stat, entry| {
             let mode = Mode::from_raw_mode(stat.st_mode & COPIED_MODE);
             let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -67,10 +73,16 @@ impl OverlayLayer {
                     }
                     copy
                 }
-                Entry::File(mut file, _) => {
+                Entry::File(file, length) => {
+                    if stat.st_nlink > 1 {
+                        if let Some(first) = linked.get(&stat.st_ino) {
+                            return Ok(rustix::fs::linkat(to, first, to, path, AtFlags::empty())?);
+                        }
+                        linked.insert(stat.st_ino, path.to_owned());
+                    }
                     let create = flags | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-                    let mut copy = File::from(openat(to, path, create, Mode::RUSR | Mode::WUSR)?);
-                    io::copy(&mut file, &mut copy)?;
+                    let copy = File::from(openat(to, path, create, Mode::RUSR | Mode::WUSR)?);
+                    copy_data(&file, &copy, length)?;
                     let modified = Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec as _ };
                     rustix::fs::futimens(&copy, &Timestamps { last_access: modified, last_modification: modified })?;
                     copy.into()
@@ -111,5 +123,67 @@ impl OverlayLayer {
             skipped: listed.map(|skipped| format!("{}: {}", text::path(&skipped.path), skipped.reason)).collect(),
             skipped_count: summary.skipped_count,
         })
+    }
+}
+
+/// Copies the data of a file and leaves its holes.
+fn copy_data(mut from: &File, mut to: &File, length: u64) -> io::Result<()> {
+    to.set_len(length)?;
+    let mut at = 0;
+    while at < length {
+        let begin = match rustix::fs::seek(from, rustix::fs::SeekFrom::Data(at)) {
+            Err(Errno::NXIO) => return Ok(()),
+            found => found?,
+        };
+        let end = rustix::fs::seek(from, rustix::fs::SeekFrom::Hole(begin))?.min(length);
+        from.seek(SeekFrom::Start(begin))?;
+        to.seek(SeekFrom::Start(begin))?;
+        io::copy(&mut from.take(end.saturating_sub(begin)), &mut to)?;
+        at = end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use super::*;
+
+    /// Promise (Files): A fork of an overlay keeps the holes and hard links of the files that its source has written.
+    #[test]
+    fn copied_layers_keep_holes_and_hard_links() {
+        let temp = tempfile::tempdir().unwrap();
+        let [upper, to] = ["upper", "to"].map(|name| temp.path().join(name));
+        fs::create_dir_all(upper.join("sub")).unwrap();
+        fs::create_dir(&to).unwrap();
+        let sparse = File::create(upper.join("sparse")).unwrap();
+        sparse.write_all_at(b"begin", 0).unwrap();
+        sparse.write_all_at(b"middle", 1 << 30).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        fs::write(upper.join("first"), "contents").unwrap();
+        fs::hard_link(upper.join("first"), upper.join("sub/second")).unwrap();
+        let open = |path| OwnedFd::from(File::open(path).unwrap());
+        let layer = OverlayLayer {
+            base: Directory::open(&temp.path().canonicalize().unwrap()).unwrap(),
+            upper: open(&upper),
+            marks: Marks::User,
+            requested: SystemTime::now(),
+        };
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        layer.copy_upper(open(&to).as_fd(), owner).unwrap();
+        let copy = File::open(to.join("sparse")).unwrap();
+        let found = copy.metadata().unwrap();
+        assert_eq!(found.len(), 1 << 40);
+        assert!(found.blocks() * 512 < 1 << 20, "{} blocks", found.blocks());
+        for (text, at) in [(&b"begin"[..], 0), (b"middle", 1 << 30)] {
+            let mut bytes = vec![0; text.len()];
+            copy.read_exact_at(&mut bytes, at).unwrap();
+            assert_eq!(bytes, text);
+        }
+        let [first, second] = ["first", "sub/second"].map(|name| fs::metadata(to.join(name)).unwrap());
+        assert_eq!((first.ino(), first.nlink()), (second.ino(), 2));
+        assert_eq!(fs::read_to_string(to.join("sub/second")).unwrap(), "contents");
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use cofferdam::engine::PreparedBackend;
 use cofferdam::resident::{Claimed, Http, ResidentConfig, ResidentServer, ServeSettings, SocketDirectory};
 use cofferdam::{Error, ErrorKind, Result};
+use cofferdam_linux::process::{self, Resource};
 use tokio::sync::oneshot;
 
 #[cfg(not(feature = "server"))]
@@ -53,7 +54,11 @@ pub fn main(args: ServeArgs, config: Option<PathBuf>) -> u8 {
         (Some(ServeCommand::Stop), _) => status::stop(),
         (None, Some(detach::STAGE_SESSION)) => detach::lead_session(),
         (None, None) if args.detach => detach::detach(),
-        (None, _) => plan(args, config).and_then(start),
+        (None, _) => {
+            // A sandbox holds descriptors for each port of its policy, and connections share what the limit allows.
+            let _ = process::set_soft_limit(Resource::OPEN_FILES, u64::MAX);
+            plan(args, config).and_then(start)
+        }
     };
     report::finish(outcome, form)
 }

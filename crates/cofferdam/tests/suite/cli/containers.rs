@@ -166,3 +166,12 @@ fn doctor_reports_engines() {
     assert_eq!(code, i32::from(has_weaker_containers()), "{stdout}");
     assert!(stdout.contains("ok       image"), "{stdout}");
 }
+
+/// Promise (Server): The snapshot of a container on a server has its files, and survives its sandbox.
+#[cfg(feature = "server")]
+#[test]
+fn container_snapshot_on_a_server_survives_its_sandbox() {
+    let Some(mut serve) = with_engine(cofferdam()) else { return };
+    serve.args(["serve", "--backend", "docker"]);
+    super::machines::check_snapshot_on_a_server(serve);
+}

@@ -346,14 +346,21 @@ fn stored_image_runs_in_a_vm() {
 #[test]
 fn vm_snapshot_on_a_server_survives_its_sandbox() {
     let test = "vm_snapshot_on_a_server_survives_its_sandbox";
-    let state = tempfile::tempdir().expect("a directory");
     let Some(mut serve) = with_vms(cofferdam(), test) else { return };
+    serve.args(["serve", "--backend", "vm", "--memory", "128M"]);
+    check_snapshot_on_a_server(serve);
+}
+
+/// Takes a snapshot on a server that `serve` starts, and creates sandboxes from it after its sandbox has ended.
+#[cfg(feature = "server")]
+pub fn check_snapshot_on_a_server(mut serve: Command) {
+    let state = tempfile::tempdir().expect("a directory");
     let socket = state.path().join("server.sock");
     let here = |command: &mut Command| {
         command.env("XDG_STATE_HOME", state.path()).env("COFFERDAM_SERVER", format!("unix:{}", socket.display()));
     };
     here(&mut serve);
-    serve.args(["serve", "--backend", "vm", "--memory", "128M", "--allow-weaker", super::WEAKER, "--socket"]);
+    serve.args(["--allow-weaker", super::WEAKER, "--socket"]);
     let mut server = serve.arg(&socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     let begun = std::time::Instant::now();
     while !socket.exists() {

@@ -82,8 +82,29 @@ fn check_rules(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option
         hosts = ["api.example:443"]
         "#,
     );
+    // The VM's image has no `http.client`.
     let code = r"
 import os
+def fetch(url, method='GET', headers={}):
+    scheme, _, rest = url.partition('://')
+    host, _, path = rest.partition('/')
+    connection = socket.create_connection((host, 443 if scheme == 'https' else 80), 30)
+    if scheme == 'https': connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)
+    lines = [f'{method} /{path} HTTP/1.1', 'Host: ' + host, 'Connection: close']
+    lines += [f'{name}: {value}' for name, value in headers.items()]
+    connection.sendall('\r\n'.join(lines + ['', '']).encode())
+    answer = b''
+    while piece := connection.recv(65536): answer += piece
+    head, _, body = answer.partition(b'\r\n\r\n')
+    fields = dict(line.lower().split(b': ', 1) for line in head.split(b'\r\n')[1:])
+    if fields.get(b'transfer-encoding') == b'chunked':
+        pieces, rest = [], body
+        while size := int((line := rest.partition(b'\r\n'))[0], 16):
+            pieces.append(line[2][:size])
+            rest = line[2][size + 2:]
+        body = b''.join(pieces)
+    elif len(body) != int(fields[b'content-length']): raise EOFError
+    return int(head.split()[1]), body.decode()
 token = os.environ['API_TOKEN']
 print(*fetch('https://api.example/v1/x', headers={'Authorization': 'Bearer ' + token}))
 print('# rules', status('https://api.example/v2'), status('https://api.example/v1', 'PUT'))
