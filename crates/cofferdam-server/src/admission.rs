@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cofferdam_contract::{Error, Result, TenantId};
+use cofferdam_contract::{Error, ErrorKind, Limits, Result, TenantId};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -82,6 +82,18 @@ impl Admission {
         self.start.1 + self.start.0.elapsed()
     }
 
+    /// Checks that a sandbox has the limits that quotas and the capacity of the host count.
+    ///
+    /// # Errors
+    /// - `Denied` for a sandbox without one of them.
+    pub fn check_limits(&self, tenant: &TenantId, limits: &Limits) -> Result<()> {
+        let missing = self.state.lock().book.missing_limit(tenant, limits);
+        missing.map_or(Ok(()), |limit| {
+            let message = format!("a quota counts the limit {limit} of sandboxes, and this sandbox has none");
+            Err(Error::new(ErrorKind::Denied, "create", message).with_remedy(format!("set the limit {limit}")))
+        })
+    }
+
     /// Reserves what a sandbox needs. Waits in the fair queue while the host is full.
     ///
     /// # Errors
@@ -95,7 +107,7 @@ impl Admission {
             let now = self.now();
             if !state.book.could_fit(demand) {
                 let message = "the sandbox is larger than the room that this server has for all";
-                return Err(Error::new(cofferdam_contract::ErrorKind::ResourceExhausted, "create", message)
+                return Err(Error::new(ErrorKind::ResourceExhausted, "create", message)
                     .with_remedy("ask for less memory or disk"));
             }
             if state.queue.is_empty() {
@@ -304,7 +316,6 @@ fn refusal(operation: &'static str, refused: Refused) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam_contract::ErrorKind;
 
     const SMALL: Demand = Demand { memory_mib: 1, disk_mib: 0 };
 

@@ -37,9 +37,9 @@ impl AuditBytes {
     /// Writes what was counted since the last time.
     pub async fn flush(&self, recorder: &Recorder) {
         let pending = std::mem::take(&mut *self.pending.lock());
-        for (tenant, bytes) in pending {
-            recorder.record_counted(usage(&tenant, bytes)).await;
-        }
+        // Together, so that they share transactions.
+        let write = |(tenant, bytes)| recorder.record_counted(usage(&tenant, bytes));
+        futures_util::future::join_all(pending.into_iter().map(write)).await;
     }
 }
 

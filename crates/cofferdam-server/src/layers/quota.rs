@@ -26,6 +26,8 @@ use crate::tasks::{Task, TaskGuard, TaskKind, TaskState, Tasks};
 const MAX_SETTLED_AT_ONCE: usize = 32;
 /// The time for a sandbox to report its usage.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most memory or disk of a sandbox that is charged, so that sums of usage fit in 64 bits: 16 TiB.
+const MAX_CHARGED_MIB: u64 = 1 << 24;
 
 /// The quota of all sandboxes of a backend.
 pub struct QuotaConcern {
@@ -126,12 +128,19 @@ pub struct Exec {
 impl Drop for Exec {
     fn drop(&mut self) {
         if !self.is_over {
-            // The CPU time is lost with the sandbox: its processors were busy at most since the last measurement.
-            let measured = self.account.settled.lock().measured;
-            let since = measured.map_or(self.started, |measured| measured.max(self.started));
-            let cpu_us = micros(since.elapsed().as_secs_f64() * self.cpus);
+            let account = &self.account;
+            let lives = account.sandbox.get().is_some_and(|sandbox| sandbox.strong_count() > 0);
+            let cpu_us = match account.settled.lock().measured {
+                // The next measurement of the sandbox has the CPU time.
+                Some(_) if lives => 0,
+                // The CPU time is lost with the sandbox: its processors were busy at most since the last measurement.
+                measured => {
+                    let since = measured.map_or(self.started, |measured| measured.max(self.started));
+                    micros(since.elapsed().as_secs_f64() * self.cpus)
+                }
+            };
             let usage = Usage { execs: 1, cpu_us, ..Usage::default() };
-            self.account.recorder.record_later(self.account.entry(usage, false));
+            account.recorder.record_later(account.entry(usage, false));
         }
     }
 }
@@ -171,7 +180,10 @@ impl Account {
         let now = Instant::now();
         let millis = now.duration_since(settled.reserved_until).as_millis();
         settled.reserved_until = now;
-        let times = |mib: u64| i64::try_from(millis.saturating_mul(u128::from(mib))).unwrap_or(i64::MAX);
+        let times = |mib: u64| {
+            let charged = u128::from(mib.min(MAX_CHARGED_MIB));
+            i64::try_from(millis.saturating_mul(charged)).unwrap_or(i64::MAX)
+        };
         let Demand { memory_mib, disk_mib } = self.demand;
         Usage { memory_mib_ms: times(memory_mib), disk_mib_ms: times(disk_mib), ..Usage::default() }
     }
@@ -228,7 +240,7 @@ impl Concern for QuotaConcern {
     type Exec = Exec;
 
     async fn enter(&self, spec: &Spec) -> Result<Held> {
-        // A sandbox without a limit could use everything; it counts as the least of them.
+        self.admission.check_limits(spec.tenant(), spec.limits())?;
         let [memory_mib, disk_mib] = [spec.limits().memory, spec.limits().disk]
             .map(|size| size.map_or(0, |size| size.as_bytes().div_ceil(1 << 20)));
         let demand = Demand { memory_mib, disk_mib };
@@ -363,7 +375,7 @@ pub async fn recover(store: &Store, server: &str, lives: impl Fn(&str) -> bool) 
 mod tests {
     use super::*;
     use crate::admission::QueueBounds;
-    use crate::quota::{Capacity, Quota};
+    use crate::quota::{Capacity, Quota, QuotaFile, Total};
     use cofferdam_contract::{Cpus, Limits};
 
     /// Promise (Server): A server that is killed loses the usage of one interval at most, and nothing is charged twice.
@@ -379,8 +391,8 @@ mod tests {
         let concern = concern(&admission, recorder, &store, &accounts);
         let backend = Around::new(Arc::new(SimulatedBackend::default()), Arc::new(concern));
         let limits = Limits { memory: Some(ByteSize::from_mebibytes(100)), ..Limits::default() };
-        let sandbox = backend.create(Spec::builder().limits(limits).build().unwrap()).await.unwrap();
         let begun = Instant::now();
+        let sandbox = backend.create(Spec::builder().limits(limits).build().unwrap()).await.unwrap();
         let request = Program::new(vec![Step::Spin { processes: 2 }]).request().build().unwrap();
         let exec = sandbox.start(request).await.unwrap();
         let sum = async || {
@@ -409,6 +421,55 @@ mod tests {
         assert!(all.cpu_us <= 3 * micros(lived.as_secs_f64()), "{all:?} {lived:?}");
     }
 
+    /// Promise (Server): A sandbox without a limit that a quota of its tenant or of all tenants counts is refused.
+    #[tokio::test]
+    async fn a_quota_refuses_a_sandbox_without_its_limit() {
+        use cofferdam_contract::{ByteSize, ErrorKind};
+        let (_directory, store) = crate::store::tests::fresh().await;
+        let size = Some(ByteSize::from_mebibytes(4096));
+        let no_memory = Limits { memory: None, ..Limits::default() };
+        let no_disk = Limits { disk: None, ..Limits::default() };
+        for (quota, memory, total, [refused, entered], remedy) in [
+            (Quota { memory: size, ..Quota::default() }, None, None, [&no_memory, &no_disk], "set the limit memory"),
+            (Quota { disk: size, ..Quota::default() }, None, None, [&no_disk, &no_memory], "set the limit disk"),
+            (Quota::default(), size, None, [&no_memory, &no_disk], "set the limit memory"),
+            (Quota::default(), None, size, [&no_disk, &no_memory], "set the limit disk"),
+        ] {
+            let capacity = Capacity { memory, ..Capacity::default() };
+            let admission = Admission::new(quota, capacity, QueueBounds::default());
+            let total = Total { disk: total, ..Total::default() };
+            admission.set_default(&QuotaFile { quota, total, prices: None });
+            let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
+            let concern = concern(&admission, recorder, &store, &Arc::default());
+            let enter =
+                async |limits: &Limits| concern.enter(&Spec::builder().limits(limits.clone()).build().unwrap()).await;
+            let error = enter(refused).await.unwrap_err();
+            assert_eq!((error.kind(), error.remedy()), (ErrorKind::Denied, Some(remedy)));
+            enter(entered).await.unwrap();
+        }
+    }
+
+    /// Promise (Server): The charges of a sandbox fit in 64 bits, whatever its limits are.
+    #[tokio::test]
+    async fn charges_of_huge_limits_are_bounded() {
+        use cofferdam_contract::ByteSize;
+        let (_directory, store) = crate::store::tests::fresh().await;
+        let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
+        let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
+        let concern = concern(&admission, recorder, &store, &Arc::default());
+        let huge = Some(ByteSize::from_bytes(u64::MAX));
+        let limits = Limits { memory: huge, disk: huge, ..Limits::default() };
+        let spec = Spec::builder().limits(limits).build().unwrap();
+        let begun = Instant::now();
+        let held = concern.enter(&spec).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop(held);
+        let (_, _, _, used) = admission.state_of(spec.tenant());
+        let most = i64::try_from(begun.elapsed().as_millis()).unwrap() << 24;
+        assert!((1..=most).contains(&used.memory_mib_ms), "{used:?}");
+        assert_eq!(used.memory_mib_ms, used.disk_mib_ms);
+    }
+
     fn concern(
         admission: &Arc<Admission>,
         recorder: Recorder,
@@ -431,6 +492,8 @@ mod tests {
     /// Promise (Server): An exec whose usage is lost is charged for all processors of its sandbox.
     #[tokio::test]
     async fn an_abandoned_exec_is_charged_for_all_its_processors() {
+        use cofferdam_contract::Backend as _;
+        use cofferdam_simulated::SimulatedBackend;
         let (_directory, store) = crate::store::tests::fresh().await;
         let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
         let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
@@ -446,6 +509,15 @@ mod tests {
         let (_, _, _, used) = admission.state_of(spec.tenant());
         let longest = micros(begun.elapsed().as_secs_f64() * 8.0);
         assert!((400_000..=longest).contains(&used.cpu_us), "{used:?}");
+        // The CPU time of a sandbox that lives is measured, so that nothing is estimated.
+        let sandbox = SimulatedBackend::default().create(spec.clone()).await.unwrap();
+        concern.created(&held, Ok(&sandbox)).await.unwrap();
+        held.account.settled.lock().measured = Some(Instant::now());
+        let exec = concern.starting(&held, &spec, &request).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(exec);
+        let (_, _, _, measured) = admission.state_of(spec.tenant());
+        assert_eq!((measured.cpu_us, measured.execs), (used.cpu_us, 2));
         assert!(processors(&Spec::default()) >= 1.0);
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cofferdam_contract::{ByteSize, TenantId};
+use cofferdam_contract::{ByteSize, Limits, TenantId};
 
 use super::{Bucket, Capacity, Quota, Total};
 use crate::store::Usage;
@@ -117,6 +117,15 @@ impl Book {
     /// Returns the disk of a tenant's live sandboxes, in mebibytes.
     pub fn disk_mib(&self, tenant: &TenantId) -> u64 {
         self.accounts.get(tenant).map_or(0, |account| account.disk_mib)
+    }
+
+    /// Returns the first limit that a sandbox of a tenant lacks although a quota or the capacity counts it.
+    pub fn missing_limit(&self, tenant: &TenantId, limits: &Limits) -> Option<&'static str> {
+        let quota = self.quota(tenant);
+        let memory = quota.memory.or(self.capacity.memory);
+        let disk = quota.disk.or(self.total.disk);
+        let counted = [("memory", memory, limits.memory), ("disk", disk, limits.disk)];
+        counted.into_iter().find_map(|(what, most, limit)| (most.is_some() && limit.is_none()).then_some(what))
     }
 
     /// Checks the quotas of a tenant and of all tenants for a sandbox, without the capacity of the host.
@@ -241,15 +250,9 @@ impl Book {
 
     /// Raises what a tenant has used to an amount that another process has written, too.
     pub fn raise(&mut self, tenant: &TenantId, day: i64, usage: &Usage) {
-        self.add(tenant, day, &Usage::default());
-        if let Some(account) = self.accounts.get_mut(tenant).filter(|account| account.day == day) {
-            account.used.raise(usage);
-        }
-        if self.used.0 == day {
-            self.used.1 = Usage::default();
-            let today = self.accounts.values().filter(|account| account.day == day);
-            today.for_each(|account| self.used.1.add(&account.used));
-        }
+        let account = self.accounts.get(tenant).filter(|account| account.day == day);
+        let known = account.map_or_else(Usage::default, |account| account.used);
+        self.add(tenant, day, &usage.since(&known));
     }
 
     /// Counts a request against the tenant's rate.
@@ -282,7 +285,7 @@ impl Book {
         self.accounts.retain(|_, account| {
             let buckets = [&mut account.requests, &mut account.execs];
             let idle = buckets.into_iter().flatten().all(|bucket| bucket.is_full(now));
-            account.sandboxes > 0 || account.day == today || !idle
+            account.sandboxes > 0 || account.day >= today || !idle
         });
     }
 }
@@ -402,6 +405,11 @@ mod tests {
         // Another process writes the usage of one of them.
         book.raise(&a, 5, &Usage { cpu_us: 7_000_000, ..Usage::default() });
         assert_eq!(book.used.1.cpu_us, 11_000_000);
+        // What is known already, and what the database lacks so far, count once.
+        book.raise(&a, 5, &Usage { cpu_us: 7_000_000, execs: 2, ..Usage::default() });
+        book.raise(&b, 5, &Usage { cpu_us: 3_000_000, execs: 1, ..Usage::default() });
+        assert_eq!(book.used.1, Usage { cpu_us: 11_000_000, execs: 3, ..Usage::default() });
+        assert_eq!((book.state(&a, now).2.cpu_us, book.state(&b, now).2.cpu_us), (7_000_000, 4_000_000));
         assert_eq!(book.exec(&b, DAY * 6), Ok(()));
     }
 

@@ -28,7 +28,7 @@ pub use fair::{FairQueue, Ticket};
 pub use file::{QuotaFile, Total};
 pub use prices::Prices;
 
-/// The most that a tenant may have. `None` means no bound.
+/// The most that a tenant may have. `None` means no bound. By default, only the audit records are bounded.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quota {
@@ -52,7 +52,7 @@ pub struct Quota {
     pub memory_gib_seconds_per_day: Option<u64>,
     /// Bytes sent and received of a day (UTC).
     pub egress_per_day: Option<ByteSize>,
-    /// Bytes of audit records of a day (UTC). Calls beyond it are refused, because they would have no record.
+    /// Bytes of audit records of a day (UTC). Calls beyond it are refused: they would have no record. Default: 1 GiB.
     pub audit_per_day: Option<ByteSize>,
     /// Requests in a second.
     pub requests_per_second: Option<u32>,
@@ -75,7 +75,7 @@ impl Default for Quota {
             cpu_seconds_per_day: None,
             memory_gib_seconds_per_day: None,
             egress_per_day: None,
-            audit_per_day: None,
+            audit_per_day: Some(ByteSize::from_mebibytes(1024)),
             requests_per_second: None,
             execs_per_second: None,
             weight: 1,

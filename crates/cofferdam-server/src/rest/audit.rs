@@ -206,7 +206,7 @@ pub async fn verify_own(
 ) -> Result<axum::Json<AuditPart>, Failure> {
     let log = log(&app)?;
     let part = detached(async move {
-        let _turn = app.audit_turns(false).take(&caller.tenant).await?;
+        let _turn = app.verify_turns().take(&caller.tenant).await?;
         blocking(move || log.verify_part(&Text::new(caller.tenant.as_str()))).await
     });
     let PartReport { is_whole, records, first, last, network_lost } = part.await?;

@@ -73,8 +73,9 @@ pub(crate) const CHANGES_SKIPPED: HeaderName = HeaderName::from_static("cofferda
 
 /// The time after which answers are forgotten, in seconds.
 pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
-/// The searches of the audit log at once: those of tenants, and those and the verifications of operators.
-const AUDIT_TURNS: [usize; 2] = [2, 1];
+/// The work with the audit log at once: searches of tenants, searches and verifications of operators, and verifications of
+/// tenants.
+const AUDIT_TURNS: [usize; 3] = [2, 1, 1];
 /// The calls of plugins at once, of a tenant and of all. A plugin takes 256 at once.
 const PLUGIN_CALLS: [usize; 2] = [32, 256];
 /// The paths of requests that are answered by a full server too.
@@ -149,8 +150,8 @@ struct Shared {
     requests: Arc<Semaphore>,
     slots: Arc<Slots>,
     plugin_slots: Arc<Slots>,
-    audit_turns: [Turns; 2],
-    refusals: Refusals,
+    audit_turns: [Turns; 3],
+    refusals: [Refusals; 2],
     document: String,
     stop: CancellationToken,
 }
@@ -182,7 +183,7 @@ impl App {
             slots,
             plugin_slots: Arc::new(Slots::shared(PLUGIN_CALLS[0], PLUGIN_CALLS[1])),
             audit_turns: AUDIT_TURNS.map(Turns::new),
-            refusals: Refusals::default(),
+            refusals: Default::default(),
             document,
             stop,
         }))
@@ -231,7 +232,7 @@ impl App {
             slots: Arc::new(Slots::new(0)),
             plugin_slots: Arc::new(Slots::new(0)),
             audit_turns: AUDIT_TURNS.map(Turns::new),
-            refusals: Refusals::default(),
+            refusals: Default::default(),
             document: String::new(),
             stop: CancellationToken::new(),
         }))
@@ -300,9 +301,14 @@ impl App {
         &self.0.audit_turns[usize::from(of_operators)]
     }
 
-    /// Returns the records of calls of unknown callers.
-    fn refusals(&self) -> &Refusals {
-        &self.0.refusals
+    /// Returns the turns of tenants that verify their part of the audit log.
+    fn verify_turns(&self) -> &Turns {
+        &self.0.audit_turns[2]
+    }
+
+    /// Returns the records of refused calls, of unknown or of known callers.
+    fn refusals(&self, of_known: bool) -> &Refusals {
+        &self.0.refusals[usize::from(of_known)]
     }
 
     /// Takes the place of a request of a tenant, if the tenant has one left.

@@ -62,7 +62,8 @@ pub(super) struct Refused<'a> {
 /// nothing for the caller.
 pub(super) async fn record_refused(app: &App, refused: Refused<'_>) {
     let Some(log) = app.services().audit.clone() else { return };
-    let Some(unrecorded) = app.refusals().admit(Instant::now()) else { return };
+    let is_known = refused.caller.is_some();
+    let Some(unrecorded) = app.refusals(is_known).admit(Instant::now()) else { return };
     let presented = refused.bearer.and_then(keys::public_part).unwrap_or_default();
     let call = ApiCall {
         tenant: Text::new(refused.caller.map_or("", |caller| caller.tenant.as_str())),
@@ -74,7 +75,8 @@ pub(super) async fn record_refused(app: &App, refused: Refused<'_>) {
         sandbox: None,
         status: refused.status,
         duration_us: u64::try_from(refused.begun.elapsed().as_micros()).unwrap_or(u64::MAX),
-        unrecorded,
+        // A tenant reads its record, and the number includes calls of other tenants.
+        unrecorded: if is_known { 0 } else { unrecorded },
     };
     if let Err(error) = blocking(move || record(&log, call)).await {
         report::warning(&format!("a refused call could not be recorded: {error}"));

@@ -40,9 +40,10 @@ impl Usage {
         self.each(other, i64::saturating_add);
     }
 
-    /// Raises each amount to that of another usage.
-    pub fn raise(&mut self, other: &Self) {
-        self.each(other, i64::max);
+    /// Returns what was used in addition to an earlier usage.
+    pub fn since(mut self, earlier: &Self) -> Self {
+        self.each(earlier, |all, known| all.saturating_sub(known).max(0));
+        self
     }
 
     fn each(&mut self, other: &Self, merge: fn(i64, i64) -> i64) {

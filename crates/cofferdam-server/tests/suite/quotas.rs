@@ -192,6 +192,12 @@ async fn a_tenant_without_room_for_audit_records_is_refused() {
         record["status"] == 429 && record["tenant"] == "acme"
     });
     assert_eq!(refusals.count(), 20, "few of them have records");
+    // Those of a tenant take no record of an unknown caller.
+    assert!(get(&server.with_key(None), "/v1/sandboxes").await.is_err());
+    let filter = cofferdam_audit::Filter { kind: Some("call".to_owned()), ..Default::default() };
+    let calls = cofferdam_audit::query(&server.directory.path().join("audit"), filter).unwrap();
+    let last = serde_json::to_value(calls.last().unwrap().unwrap().record).unwrap();
+    assert_eq!((&last["status"], &last["tenant"]), (&json!(401), &json!("")));
     send(&acme, Method::DELETE, "/v1/admin/quotas/acme", None).await.unwrap();
     get(&acme, "/v1/sandboxes").await.unwrap();
     server.stop().await;

@@ -84,22 +84,22 @@ pub async fn serve(plan: Plan) -> Result<u8> {
         for listen in &listens {
             listeners.push(Listener::bind(listen).await?);
         }
-        Ok((server, interrupts, upgrades))
+        let mut resident = None;
+        if let Some(claimed) = claimed {
+            let (connections, accepted) = mpsc::channel(1);
+            listeners.push(Listener::Shared(accepted, claimed.socket()));
+            let http = Http { connections, is_busy: Box::new(server.is_busy()) };
+            resident = Some(plan.resident(claimed, &prepared, Some(http))?);
+        }
+        Ok((server, resident, interrupts, upgrades))
     };
     let begun: Result<_> = begun.await;
     // A server that serves ends its plugins itself.
     if let (Err(_), Some(hosted)) = (&begun, &hosted) {
         hosted.close().await;
     }
-    let (server, interrupts, upgrades) = begun?;
+    let (server, resident, interrupts, upgrades) = begun?;
     let has_plugins = hosted.is_some();
-    let mut resident = None;
-    if let Some(claimed) = claimed {
-        let (connections, accepted) = mpsc::channel(1);
-        listeners.push(Listener::Shared(accepted, claimed.socket()));
-        let http = Http { connections, is_busy: Box::new(server.is_busy()) };
-        resident = Some(plan.resident(claimed, &prepared, Some(http))?);
-    }
     let urls: Vec<_> = listeners.iter().map(Listener::url).collect();
     let obstacle = match (resident.is_some(), has_plugins) {
         (true, _) => Some(HAS_PRIVATE_SOCKET),
@@ -382,13 +382,17 @@ async fn check(plan: &Plan, listens: &[Listen], identities: &Identities) -> Resu
         match oidc.check().await {
             Ok(0) => found.bad("the issuer of tokens has no key that can be used"),
             Ok(keys) => found.good(&format!("the issuer of tokens has {keys} keys")),
-            Err(error) => found.bad(&format!("the issuer of tokens cannot be used: {error}")),
+            Err(error) => found.failed("the issuer of tokens cannot be used", &error),
         }
     }
-    match audit_log(plan) {
-        Ok(Some(_)) => found.good("the audit log can be written"),
-        Ok(None) => {}
-        Err(error) => found.bad(&error.to_string()),
+    match plan.file.audit.as_ref().map(|audit| audit.directory.exists()) {
+        None => {}
+        // Opening a log creates it. A check creates none.
+        Some(false) => found.good("the audit log is created when the server starts"),
+        Some(true) => match audit_log(plan) {
+            Ok(_) => found.good("the audit log can be written"),
+            Err(error) => found.failed("the audit log cannot be used", &error),
+        },
     }
     // Starts them, as a server does.
     match plugins(plan).await {
@@ -398,7 +402,7 @@ async fn check(plan: &Plan, listens: &[Listen], identities: &Identities) -> Resu
             found.good(&format!("the plugins start: {}", names.join(", ")));
         }
         Ok(None) => {}
-        Err(error) => found.bad(&format!("the plugins cannot be used: {error}")),
+        Err(error) => found.failed("the plugins cannot be used", &error),
     }
     for name in names(&plan.args, &plan.settings) {
         let host = registry::doctor(name, &plan.settings.setup).await?;
@@ -425,6 +429,11 @@ struct Checked {
 impl Checked {
     fn good(&self, text: &str) {
         report::remark(text, Tone::Good);
+    }
+
+    fn failed(&mut self, text: &str, error: &Error) {
+        let remedy = error.remedy().map(|remedy| format!("; {remedy}")).unwrap_or_default();
+        self.bad(&format!("{text}: {error}{remedy}"));
     }
 
     fn bad(&mut self, text: &str) {
