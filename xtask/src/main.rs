@@ -60,7 +60,7 @@ cargo xtask bench workspace [--quick]         compare copy-on-write workspaces w
 cargo xtask bench NAME --help                 print the options of a benchmark
 cargo xtask fuzz TARGET [--seconds N] [--seed S] [--cases N]
                                               run untrusted input and check the invariants; the targets are module,
-                                              screen, snapshot, archive, network, plugin, package and changes
+                                              screen, snapshot, archive, network, plugin, package, changes and layer
 cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test suite on level wasm";
 
 fn main() -> ExitCode {
@@ -94,12 +94,13 @@ fn run(words: &[&str]) -> Result<()> {
         [
             "bench",
             name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code" | "net"
-            | "plugins" | "workspace"),
+            | "plugins" | "server" | "workspace"),
             options @ ..,
         ] => bench::run(&repository, name, options),
         [
             "fuzz",
-            target @ ("module" | "screen" | "snapshot" | "archive" | "network" | "plugin" | "package" | "changes"),
+            target @ ("module" | "screen" | "snapshot" | "archive" | "network" | "plugin" | "package" | "changes"
+            | "layer"),
             options @ ..,
         ] => fuzz::run(&repository, target, options),
         ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {

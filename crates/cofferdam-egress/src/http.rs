@@ -62,6 +62,16 @@ pub struct Route {
     pub flow: Option<Arc<Flow>>,
 }
 
+impl Route {
+    /// Notes that a request or an answer is refused.
+    fn deny(&self, what: &str, why: &str) {
+        self.denials.note(format_args!("{what} {}:{}", self.target.name, self.port), why);
+        if let Some(flow) = &self.flow {
+            flow.set_refused(why);
+        }
+    }
+}
+
 /// The gateway's side of one connection to a server.
 struct Upstream {
     sender: Mutex<SendRequest<Incoming>>,
@@ -109,8 +119,7 @@ where
         };
         // Another error belongs to the client or the server, which see it.
         if served.is_err_and(|error| error.is_parse()) {
-            let Route { target, port, denials, .. } = &upstream.route;
-            denials.note(format_args!("an HTTP request to {}:{port}", target.name), "it is not valid HTTP/1");
+            upstream.route.deny("an HTTP request to", "it is not valid HTTP/1");
         }
     }
     let upgraded = upstream.upgraded.lock().take();
@@ -213,7 +222,7 @@ impl Upstream {
         if let Some(secrets) = secrets {
             let (mut head, body) = response.into_parts();
             if let Err(why) = secrets.scrub(&mut head) {
-                route.denials.note(format_args!("an HTTP answer of {}:{}", route.target.name, route.port), &why);
+                route.deny("an HTTP answer of", &why);
                 return own_answer(StatusCode::BAD_GATEWAY, &why);
             }
             response = Response::from_parts(head, body);
@@ -245,8 +254,7 @@ impl Upstream {
 
     /// Notes a refused request, and returns its answer.
     fn refuse(&self, why: &str) -> Response<Body> {
-        let Route { target, port, denials, .. } = &self.route;
-        denials.note(format_args!("an HTTP request to {}:{port}", target.name), why);
+        self.route.deny("an HTTP request to", why);
         own_answer(StatusCode::FORBIDDEN, &format!("refused by the sandbox's network policy: {why}"))
     }
 }

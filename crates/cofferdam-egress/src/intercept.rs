@@ -58,6 +58,7 @@ where
     match connect(server, &route.target.name, &interception.roots).await {
         Ok(server) => http::serve(client, server, route).await,
         Err(why) => {
+            denied(&format!("no TLS connection to the server: {why}"));
             let text = format!("no TLS connection to {}:{}: {why}", route.target.name, route.port);
             http::answer_all(client, StatusCode::BAD_GATEWAY, &text).await;
         }

@@ -14,10 +14,10 @@ use crate::fault::FaultPoint;
 use crate::host::SimulatedHost;
 use crate::plan::SpecPlan;
 use crate::posture::posture;
+use crate::prepared::PreparedSimulatedSandbox;
 use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
 use crate::tree::Tree;
-use crate::warm::SimulatedPrepared;
 use crate::{FaultPlan, NAME, SimulatedConfig};
 
 /// The simulated backend. Needs a tokio runtime with time enabled.
@@ -129,6 +129,6 @@ impl Backend for SimulatedBackend {
         }
         let nth = self.host.faults.pass(FaultPoint::Warm).await?;
         let shared = self.share(spec, |plan| Ok(Tree::new(plan.disk_limit())))?;
-        Ok(Box::new(SimulatedPrepared::new(shared, self.host.faults.death(nth))))
+        Ok(Box::new(PreparedSimulatedSandbox::new(shared, self.host.faults.death(nth))))
     }
 }

@@ -22,13 +22,13 @@ mod host;
 mod interpreter;
 mod plan;
 mod posture;
+mod prepared;
 mod program;
 #[cfg(feature = "programs")]
 mod programs;
 mod sandbox;
 mod state;
 mod tree;
-mod warm;
 
 pub use backend::SimulatedBackend;
 pub use config::SimulatedConfig;

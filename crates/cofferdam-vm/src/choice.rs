@@ -258,12 +258,12 @@ impl Chooser {
     /// Returns the result of booting this kernel: from the record of this boot of the host, or by a new trial.
     async fn trial(&self, runner: Runner, description: &VmDescription) -> Result<KernelTrial> {
         let vmm = self.vmm_of(runner);
-        let monitor = format!("{} {}", vmm.name(), vmm.version().await?);
+        let version = format!("{} {}", vmm.name(), vmm.version().await?);
         // The path of an image is derived from its content.
         let image = description.kernel.display().to_string();
         let records = self.records();
         let known = records.as_ref().and_then(|records| records.kernel_trial(vmm.name()));
-        if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
+        if let Some(known) = known.filter(|known| known.vmm == version && known.image == image) {
             if known.outcome.is_ok() {
                 self.good.lock().insert(description.kernel.clone());
             }
@@ -275,7 +275,7 @@ impl Chooser {
         let conclusive = !matches!(booted, Err(TrialError::NotStarted(_)));
         let outcome =
             booted.map(|()| milliseconds).map_err(|(TrialError::NotStarted(why) | TrialError::Silent(why))| why);
-        let trial = KernelTrial { monitor, image, outcome };
+        let trial = KernelTrial { vmm: version, image, outcome };
         if trial.outcome.is_ok() {
             self.good.lock().insert(description.kernel.clone());
         }
@@ -406,7 +406,7 @@ pub(crate) struct Known {
 pub(crate) fn known(probes: Option<PathBuf>) -> Known {
     let probe = Probe { cache: probes, ..Probe::default() };
     let records = probe.cache.as_deref().and_then(|cache| Records::new(cache, &probe.device));
-    let trial = |monitor: &str| records.as_ref().and_then(|records| records.kernel_trial(monitor));
+    let trial = |name: &str| records.as_ref().and_then(|records| records.kernel_trial(name));
     Known { verdict: probe.verdict(), trial: trial("qemu"), firecracker: trial(firecracker::PROGRAM) }
 }
 

@@ -258,7 +258,7 @@ mod tests {
     use crate::kvm::Verdict;
 
     fn trial(outcome: Result<u64, String>) -> Option<KernelTrial> {
-        Some(KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome })
+        Some(KernelTrial { vmm: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome })
     }
 
     /// Promise (Virtual machines): `doctor` reports the accelerator and its evidence.

@@ -116,6 +116,11 @@ impl Settings {
         check_option(flags.sandbox.build.is_some(), "--build", registry::VM_BACKEND, &backend)?;
         check_option(flags.sandbox.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
         check_option(flags.sandbox.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
+        let observes = flags.observe.net_learn.is_some() || flags.observe.net_log.is_some();
+        if observes && backend.info.name == registry::MODULE_BACKEND {
+            return Err(Error::unsupported("run", "level wasm does not report connections")
+                .with_remedy("leave out --net-learn and --net-log, or use another --level"));
+        }
         Ok(Self {
             setup: options(flags).or(backend.setup).or(setup(environment, file)),
             backend: backend.info,

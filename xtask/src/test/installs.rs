@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -55,9 +56,12 @@ enum Verdict {
 }
 
 /// The packages under test, and the selected tests.
-pub struct Installs {
+pub struct Installs<'a> {
+    sources: &'a Repository,
+    built: &'a Built,
     tests: Vec<(&'static str, Test)>,
-    made: Result<InstallSetup, Outcome>,
+    /// Created when the first user's tests begin, while other tests run.
+    made: OnceLock<Result<InstallSetup, Outcome>>,
 }
 
 /// Packages, and the directory that contains them.
@@ -66,28 +70,32 @@ struct InstallSetup {
     _directory: Temporary,
 }
 
-impl Installs {
-    /// Packages the tested program, if the name of a test contains `filter`.
-    pub fn prepare(sources: &Repository, built: &Built, filter: Option<&str>) -> Self {
+impl<'a> Installs<'a> {
+    /// Selects the tests whose name contains `filter`.
+    pub fn new(sources: &'a Repository, built: &'a Built, filter: Option<&str>) -> Self {
         let wanted = |(name, _): &&(&str, Test)| filter.is_none_or(|filter| name.contains(filter));
-        let tests: Vec<_> = TESTS.iter().filter(wanted).copied().collect();
-        let made = match dist::missing_tool() {
-            _ if tests.is_empty() => Err(Outcome::default()),
+        let tests = TESTS.iter().filter(wanted).copied().collect();
+        Self { sources, built, tests, made: OnceLock::new() }
+    }
+
+    /// Packages the tested program, if there are tests.
+    fn make(&self) -> Result<InstallSetup, Outcome> {
+        match dist::missing_tool() {
+            _ if self.tests.is_empty() => Err(Outcome::default()),
             Some(missing) => {
                 Err(Outcome { skips: vec![format!("SKIP {NAME}: no packages: {missing}")], ..Outcome::default() })
             }
-            None => InstallSetup::make(sources, built).map_err(|error| {
+            None => InstallSetup::make(self.sources, self.built).map_err(|error| {
                 println!("   {NAME}: cannot create packages: {error:#}");
                 Outcome { failures: vec![format!("{NAME}: packages cannot be created")], ..Outcome::default() }
             }),
-        };
-        Self { tests, made }
+        }
     }
 
     /// Installs and runs each package as this user.
     pub fn run(&self, user: &User) -> Result<Outcome> {
         let start = Instant::now();
-        let outcome = match &self.made {
+        let outcome = match self.made.get_or_init(|| self.make()) {
             Ok(made) => self.run_tests(&made.packages, user)?,
             Err(outcome) => outcome.clone(),
         };

@@ -67,7 +67,8 @@ impl Job<'_> {
 }
 
 /// Runs all tests, and returns the outcome for each user.
-pub fn run(run: &Run<'_>, users: &[User], installs: &Installs) -> Result<Vec<(String, Outcome)>> {
+pub fn run(run: &Run<'_>, users: &[User]) -> Result<Vec<(String, Outcome)>> {
+    let installs = Installs::new(run.sources, run.built, run.filter);
     let mut jobs: Vec<Job<'_>> = users.iter().flat_map(|user| jobs_of(user, &run.built.programs)).collect();
     jobs.sort_by_key(|job| !job.is_long());
     let outcomes = in_lanes(jobs, LANES, |job| match job.tests {

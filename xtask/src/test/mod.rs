@@ -18,8 +18,11 @@ pub mod sdk;
 mod shared;
 pub mod user;
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -32,7 +35,6 @@ use crate::packages;
 use crate::repository::Repository;
 use crate::tools;
 use build::{Built, Program};
-use installs::Installs;
 pub use outcome::Outcome;
 use outcome::Printed;
 use user::User;
@@ -70,19 +72,27 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     let (sources, target) = if is_root() {
         let copy = shared::copy(repository)?;
         let target = copy.root().join("target");
+        fs::create_dir_all(&target)?;
+        fs::set_permissions(&target, Permissions::from_mode(0o755))?;
         (copy, Some(target))
     } else {
         (repository.clone(), None)
     };
-    let mut built = build::build(&sources, target.clone())?;
+    // Compilers use all processors, and installers wait for the network.
+    let (built, tools) = thread::scope(|scope| {
+        let cache = target.as_ref().map(|target| target.join("cache"));
+        let sources = &sources;
+        let tools = cache.map(|cache| scope.spawn(move || tools::prepare(sources, &cache)));
+        (build::build(sources, target.clone()), tools.and_then(|tools| tools.join().ok()))
+    });
+    let mut built = built?;
     let engines = Engines::start(user::ORDINARY)?;
     if let Some(cofferdam) = built.program() {
         engines.make_base_image(cofferdam, &built.target.join("cache"));
     }
-    built.tools = tools::prepare(&sources, &built.target.join("cache"));
+    built.tools = tools.unwrap_or_else(|| tools::prepare(&sources, &built.target.join("cache")));
     built.wasm =
         built.program().and_then(|cofferdam| install_interpreters(cofferdam, &built.target.join("cache/wasm")));
-    let installs = Installs::prepare(&sources, &built, filter);
     let before = census(&built.target);
     let mut users = vec![User::current()];
     if is_root() {
@@ -92,7 +102,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     }
     println!("== tests as {}", users.iter().map(User::name).collect::<Vec<_>>().join(" and as "));
     let run = Run { sources: &sources, built: &built, engines: Some(&engines), filter };
-    let totals = jobs::run(&run, &users, &installs)?;
+    let totals = jobs::run(&run, &users)?;
     drop(users);
     let mut left = left_behind(&before, &built.target);
     left.extend(engines.census());

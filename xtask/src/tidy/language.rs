@@ -22,6 +22,19 @@ const IDENTIFIERS: &[(&str, &str)] = &[
     ("told", "reported"),
     ("tell", "report"),
     ("anew", "recreated"),
+    ("thickness", "isolation level"),
+    ("kit", "conformance suite"),
+    ("lend", "mount"),
+    ("stock", "namespace pool"),
+    ("made_for", "is_compatible"),
+    ("wish", "stop request"),
+    ("allowance", "exec limits"),
+    ("attend", "tick"),
+    ("owed", "reservations"),
+    ("tread", "noisy neighbours"),
+    ("hogs", "noisy neighbours"),
+    ("churn", "leak test"),
+    ("monitors", "VMMs"),
 ];
 /// Words in names of functions that hide the actor or are not the usual term. Tests are named after their behaviour.
 const NAME_WORDS: &[&str] = &["what", "who", "told", "tells", "lent", "lends", "kit", "strangers", "theirs"];

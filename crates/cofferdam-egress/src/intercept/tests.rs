@@ -199,6 +199,7 @@ async fn a_server_with_a_bad_certificate_gets_no_request() {
     for (world, why) in [(other_name, "not valid for name"), (other_roots, "UnknownIssuer"), (closed, "broken pipe")] {
         let answer = world.ask("api.example", &get("api.example", "/", world.placeholder())).await;
         assert!(answer.starts_with("HTTP/1.1 502 ") && answer.contains(why), "{answer}");
+        assert!(world.denials.list()[0].why.contains(why), "{:?}", world.denials.list());
         assert_eq!(world.received(), None);
     }
 }

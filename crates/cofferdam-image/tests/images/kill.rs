@@ -25,6 +25,7 @@ fn child() {
         "pull" => drop(store.pull(&image.parse().unwrap(), &RegistryOptions::default(), &mut |_| ()).unwrap()),
         "load" => drop(store.load(Path::new(&image), None, &mut |_| ()).unwrap()),
         "remove" => drop(store.remove(&image)),
+        "prune" => drop(store.prune(PruneOptions { unused_for: Some(Duration::ZERO) }).unwrap()),
         other => panic!("{other}"),
     }
 }
@@ -101,6 +102,8 @@ fn a_killed_process_leaves_an_image_or_none() {
     assert!(killed > 3, "{killed}");
     place.store.load(from.path(), None, &mut |_| ()).unwrap();
     kill_at_each_step(&place.root(), "test:1", "test:1", "remove", &contents);
+    place.store.load(from.path(), None, &mut |_| ()).unwrap();
+    kill_at_each_step(&place.root(), "test:1", "test:1", "prune", &contents);
     let Some(server) = Server::start("a_killed_process_leaves_an_image_or_none", false) else { return };
     pushed(&server, "killed", &[(large("one", &contents), gzip), (large("two", &contents), gzip)]);
     let name = server.name("killed:1");

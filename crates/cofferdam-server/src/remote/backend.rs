@@ -52,9 +52,13 @@ impl RemoteBackend {
     /// - `Denied` for an invalid key.
     /// - `Unsupported` for a server of another version of the API, `NotFound` for a backend that it does not have.
     pub async fn connect(config: &RemoteConfig) -> Result<Self> {
-        let RemoteConfig { server, key, ca, certificate, backend: _ } = config;
+        let RemoteConfig { server, key, ca, certificate, trace, backend: _ } = config;
         let credentials = Credentials { key: key.as_deref(), ca: ca.as_deref(), certificate: certificate.as_ref() };
         let client = Client::with(server, &credentials)?;
+        let client = match trace {
+            Some(parent) => client.traced(parent),
+            None => client,
+        };
         negotiate(&client).await?;
         let list: BackendList = client.call(Method::GET, "/v1/backends", None::<&()>).await?;
         let names: Vec<String> = list.backends.iter().map(|one| one.name.clone()).collect();

@@ -19,6 +19,8 @@ pub mod variables {
     pub const CLIENT_CERT: &str = "COFFERDAM_CLIENT_CERT";
     /// A PEM file of the certificate's private key.
     pub const CLIENT_KEY: &str = "COFFERDAM_CLIENT_KEY";
+    /// The place of this program in a trace, as W3C Trace Context writes it.
+    pub const TRACE: &str = "TRACEPARENT";
 }
 
 /// The server of a [`super::RemoteBackend`].
@@ -32,6 +34,8 @@ pub struct RemoteConfig {
     pub ca: Option<PathBuf>,
     /// The client's certificate.
     pub certificate: Option<TlsFiles>,
+    /// The trace of which requests are part: a value of the header `traceparent`.
+    pub trace: Option<String>,
     /// The server's backend. Default: the server's own.
     pub backend: Option<String>,
 }
@@ -53,6 +57,7 @@ impl RemoteConfig {
             key: variables.text(variables::KEY),
             ca: file(variables::CA),
             certificate: TlsFiles::of(file(variables::CLIENT_CERT), file(variables::CLIENT_KEY))?,
+            trace: variables.text(variables::TRACE),
             backend,
         })
     }
@@ -80,10 +85,11 @@ mod tests {
             ("COFFERDAM_CA", "/ca"),
             ("COFFERDAM_CLIENT_CERT", "/cert"),
             ("COFFERDAM_CLIENT_KEY", "/key"),
+            ("TRACEPARENT", "00-x"),
         ]);
         let named = named.unwrap();
         assert_eq!((named.server.as_str(), named.key.as_deref()), ("https://s", Some("cfd_1")));
-        assert_eq!(named.ca, Some("/ca".into()));
+        assert_eq!((named.ca, named.trace.as_deref()), (Some("/ca".into()), Some("00-x")));
         assert_eq!(named.certificate, Some(TlsFiles { certificate: "/cert".into(), key: "/key".into() }));
         for half in ["COFFERDAM_CLIENT_CERT", "COFFERDAM_CLIENT_KEY"] {
             let error = from(&[(half, "/file")]).unwrap_err();

@@ -46,7 +46,7 @@ struct Record<T> {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct KernelTrial {
     /// Name and version of the VMM.
-    pub monitor: String,
+    pub vmm: String,
     /// The image that was booted.
     pub image: String,
     /// Milliseconds until its agent connected, or the reason why it did not.
@@ -103,13 +103,13 @@ impl Records {
     }
 
     /// Returns the result of booting a whole kernel with a VMM since the host booted.
-    pub(crate) fn kernel_trial(&self, monitor: &str) -> Option<KernelTrial> {
-        self.read_from(&kernel_file(monitor))
+    pub(crate) fn kernel_trial(&self, vmm: &str) -> Option<KernelTrial> {
+        self.read_from(&kernel_file(vmm))
     }
 
     /// Records the result of booting a whole kernel.
-    pub(crate) fn write_kernel_trial(&self, monitor: &str, trial: KernelTrial) -> io::Result<()> {
-        self.write_to(&kernel_file(monitor), trial)
+    pub(crate) fn write_kernel_trial(&self, vmm: &str, trial: KernelTrial) -> io::Result<()> {
+        self.write_to(&kernel_file(vmm), trial)
     }
 
     fn read_from<T: DeserializeOwned>(&self, file: &str) -> Option<T> {
@@ -144,9 +144,9 @@ fn open_exclusive(path: &Path) -> io::Result<Option<File>> {
     Ok((is_there && ours.is_file() && ours.uid() == rustix::process::geteuid().as_raw()).then_some(file))
 }
 
-/// Returns the file name for a VMM; `monitor` is its name without a version.
-fn kernel_file(monitor: &str) -> String {
-    format!("{KERNEL_FILE}-{monitor}.json")
+/// Returns the file name for a VMM; `vmm` is its name without a version.
+fn kernel_file(vmm: &str) -> String {
+    format!("{KERNEL_FILE}-{vmm}.json")
 }
 
 /// Returns the content of a short regular file that belongs to this user and that no other user may write to.
@@ -221,7 +221,7 @@ mod tests {
         let records = records(directory.path());
         assert_eq!(records.kernel_trial("qemu"), None);
         for outcome in [Ok(700), Err("silence".to_owned())] {
-            let trial = KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome };
+            let trial = KernelTrial { vmm: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome };
             records.write_kernel_trial("qemu", trial.clone()).unwrap();
             assert_eq!((records.kernel_trial("qemu"), records.read()), (Some(trial), None));
             assert_eq!(records.kernel_trial("firecracker"), None);

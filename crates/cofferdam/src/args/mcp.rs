@@ -16,8 +16,9 @@ Examples:
   cofferdam mcp --http 127.0.0.1:8765               many clients, at http://127.0.0.1:8765/mcp
   COFFERDAM_MCP_TOKEN=… cofferdam mcp --http 192.0.2.7:8765
 
-These settings apply to every sandbox. Requests of clients can only tighten them. With --workspace
-all clients share the files of that directory; without it each sandbox has its own workspace.
+These settings apply to every sandbox. Requests of clients can only tighten them. --workspace needs a
+mode: with :rw and :ro, all clients share the files of DIR; with :cow, each sandbox has its own copy.
+Without the option, each sandbox has an empty workspace.
 docs/mcp.md lists the tools and the configuration of clients. SIGTERM and SIGINT close all sandboxes
 and stop the server.";
 

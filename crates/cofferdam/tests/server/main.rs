@@ -265,6 +265,27 @@ fn unsafe_listeners_and_broken_settings_are_refused() {
     assert!(code == 125 && stderr.contains("cannot connect"), "{stderr}");
 }
 
+/// Promise (Server): A changed file of quotas takes effect while the server runs, and a broken one changes nothing.
+#[test]
+fn a_changed_file_of_quotas_takes_effect() {
+    let state = tempfile::tempdir().unwrap();
+    let file = state.path().join("quota.json");
+    std::fs::write(&file, r#"{"sandboxes": 1}"#).unwrap();
+    let server = Server::start_in(state, &["--quota", file.to_str().unwrap()]);
+    let quota = || server.get("/v1/quota")["quota"]["sandboxes"].clone();
+    assert_eq!(quota(), 1);
+    std::fs::write(&file, "nonsense").unwrap();
+    let line = server.lines.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(line.contains("the quotas remain as they were") && quota() == 1, "{line}");
+    std::fs::write(&file, r#"{"sandboxes": 2}"#).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while quota() != 2 {
+        assert!(Instant::now() < deadline, "the changed file has no effect");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.stop(), Some(0));
+}
+
 /// Promise (Server): A server with a private socket and one with a listener do not use the same state, and a second
 /// server of a state is refused, so that none settles the sandboxes of another.
 #[test]

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use cofferdam_server::client::{Client, Credentials, Method};
-use cofferdam_server::remote::variables::{CA, CLIENT_CERT, CLIENT_KEY, KEY, SERVER};
+use cofferdam_server::remote::variables::{CA, CLIENT_CERT, CLIENT_KEY, KEY, SERVER, TRACE};
 use cofferdam_server::rest::views::SandboxList;
 use cofferdam_server::{Database, Store, TlsFiles};
 
@@ -44,8 +44,6 @@ use crate::resident;
 pub use audit::main as audit;
 pub use serve::serve;
 
-/// The place of this program in a trace, as W3C Trace Context writes it.
-const TRACE: &str = "TRACEPARENT";
 /// The most bytes of a file with a secret or with settings.
 const MAX_SECRET: u64 = 64 << 10;
 

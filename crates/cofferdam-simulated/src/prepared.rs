@@ -16,7 +16,7 @@ use crate::state::Shared;
 
 /// A sandbox without a request. No exec has ever run in it.
 #[derive(Debug)]
-pub(crate) struct SimulatedPrepared {
+pub(crate) struct PreparedSimulatedSandbox {
     /// `None` once the sandbox was claimed.
     shared: Option<Box<Shared>>,
     template: Spec,
@@ -24,14 +24,14 @@ pub(crate) struct SimulatedPrepared {
     death: Option<Instant>,
 }
 
-impl SimulatedPrepared {
+impl PreparedSimulatedSandbox {
     pub(crate) fn new(shared: Shared, dies_after: Option<Duration>) -> Self {
         let template = shared.spec.clone();
         Self { shared: Some(Box::new(shared)), template, death: dies_after.map(|after| Instant::now() + after) }
     }
 }
 
-impl Drop for SimulatedPrepared {
+impl Drop for PreparedSimulatedSandbox {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
             shared.shut();
@@ -40,7 +40,7 @@ impl Drop for SimulatedPrepared {
 }
 
 #[async_trait]
-impl PreparedSandbox for SimulatedPrepared {
+impl PreparedSandbox for PreparedSimulatedSandbox {
     fn template(&self) -> &Spec {
         &self.template
     }
