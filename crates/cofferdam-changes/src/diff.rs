@@ -63,14 +63,15 @@ impl<'a> Review<'a> {
         let body = body(self.set, self.directory, change, &mut self.budget)?;
         let conflict = self.conflicts.get(&change.path).copied();
         let guarded = apply::guard(self.set, self.directory, change, &self.aliases);
-        let is_applied = conflict.is_none() && self.is_applied(change)?;
+        let is_applied = conflict.is_none() && self.is_applied(change);
         Ok(Detail { body, conflict, guarded, is_applied })
     }
 
-    /// Returns true if the workspace has a change already. Contents that are too large to show are not compared.
-    fn is_applied(&self, change: &Change) -> Result<bool> {
+    /// Returns true if the workspace has a change already. Contents that are too large to show are not compared, and
+    /// what a link hides is not the change.
+    fn is_applied(&self, change: &Change) -> bool {
         let is_small = change.size() <= self.budget.max_text;
-        Ok(is_small && apply::effect_of(self.set, self.directory, change)? == Effect::None)
+        is_small && apply::effect_of(self.set, self.directory, change).is_ok_and(|effect| effect == Effect::None)
     }
 }
 

@@ -36,7 +36,7 @@ const BUFFER: usize = 32 * 1024;
 /// The pause after a part of the work, in multiples of its time.
 const PAUSE: u32 = 4;
 /// Time for the second event of a rename to arrive.
-const SETTLE: Duration = Duration::from_millis(10);
+const SETTLE: Duration = Duration::from_millis(250);
 /// Time between an overflow of the kernel's queue and the restart.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 /// Time to watch all directories at the start.

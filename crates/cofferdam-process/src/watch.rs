@@ -34,7 +34,7 @@ const SLICE: Duration = Duration::from_millis(20);
 /// The pause after a slice, in multiples of its time.
 const PAUSE: u32 = 9;
 /// Time for the second event of a rename to arrive.
-const SETTLE: Duration = Duration::from_millis(10);
+const SETTLE: Duration = Duration::from_millis(100);
 /// Time between an overflow of the kernel's queue and the restart.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 /// Time to watch all directories at the start.

@@ -20,8 +20,10 @@ use crate::dashboard;
 const LANES: usize = 2;
 /// Maximum number of failed tests of one program that are run again alone. If more fail, something is broken.
 const MAX_RETRIED: usize = 3;
+/// A test program that runs alone, because it looks for what its sandboxes left on the whole host.
+const ALONE: &str = "cofferdam test suite";
 /// Test programs that take minutes. They start first, so that no lane waits for another at the end.
-const LONG: &[&str] = &["cofferdam test suite", "cofferdam-container test suite", "cofferdam-vm test suite"];
+const LONG: &[&str] = &["cofferdam-container test suite", "cofferdam-vm test suite"];
 /// Name prefixes of test programs that run once, as the current user. Their tests do not depend on the user, or become
 /// an ordinary user themselves.
 const ONCE: &[&str] = &[
@@ -61,8 +63,8 @@ enum Tests<'a> {
 }
 
 impl Job<'_> {
-    fn is_long(&self) -> bool {
-        matches!(self.tests, Tests::Program(program) if LONG.contains(&program.name.as_str()))
+    fn is_one_of(&self, names: &[&str]) -> bool {
+        matches!(self.tests, Tests::Program(program) if names.contains(&program.name.as_str()))
     }
 }
 
@@ -70,14 +72,17 @@ impl Job<'_> {
 pub fn run(run: &Run<'_>, users: &[User]) -> Result<Vec<(String, Outcome)>> {
     let installs = Installs::new(run.sources, run.built, run.filter);
     let mut jobs: Vec<Job<'_>> = users.iter().flat_map(|user| jobs_of(user, &run.built.programs)).collect();
-    jobs.sort_by_key(|job| !job.is_long());
-    let outcomes = in_lanes(jobs, LANES, |job| match job.tests {
+    jobs.sort_by_key(|job| !job.is_one_of(LONG));
+    let work = |job: Job<'_>| match job.tests {
         Tests::Program(program) => run.program(program, job.user, run.filter.as_slice()),
         Tests::Documentation => doc_tests(run.sources, run.built, run.filter),
         Tests::Sdks => sdk::run(run.sources, run.built, run.filter),
         Tests::Dashboard => Ok(dashboard::test(run.sources, run.built.tool(dashboard::VARIABLE), run.filter)),
         Tests::Installs => installs.run(job.user),
-    })?;
+    };
+    let (alone, others) = jobs.into_iter().partition(|job| job.is_one_of(&[ALONE]));
+    let mut outcomes = in_lanes(alone, 1, work)?;
+    outcomes.extend(in_lanes(others, LANES, work)?);
     let mut totals: Vec<_> = users.iter().map(|user| (user.name(), Outcome::default())).collect();
     for (job, mut outcome) in outcomes {
         if let Tests::Program(program) = job.tests {

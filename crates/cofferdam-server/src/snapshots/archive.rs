@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, CopyOut, Error, ErrorKind, Limits, Result, Sandbox, SandboxPath, Snapshot, Spec, TenantId, after_close,
+    Backend, CopyOut, Error, ErrorKind, Limits, Protection, Result, Sandbox, SandboxPath, Snapshot, Spec, TenantId,
+    after_close,
 };
 use tokio_util::io::SyncIoBridge;
 
@@ -49,8 +50,10 @@ impl WorkspaceArchive {
     }
 }
 
+/// Returns the spec of a sandbox in which no program runs, so that its protections may be weaker than usual.
 fn spec(tenant: &TenantId, limits: &Limits) -> Result<Spec> {
-    Spec::builder().tenant(tenant.clone()).limits(limits.clone()).build()
+    let builder = Spec::builder().tenant(tenant.clone()).limits(limits.clone());
+    Protection::ALL.iter().fold(builder, |builder, protection| builder.allow_weaker(*protection)).build()
 }
 
 #[async_trait]
