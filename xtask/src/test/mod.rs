@@ -53,12 +53,13 @@ const SLOWEST: usize = 12;
 const SLOW_SECONDS: f64 = 5.0;
 /// Name prefixes of test programs whose tests mostly wait, for timers and ends of processes. They run this many tests for
 /// each processor at once.
-const WAITING: &[&str] = &["cofferdam test ", "cofferdam-container test "];
+const WAITING: &[&str] = &["cofferdam test "];
 const WAITING_SHARE: usize = 2;
 /// The variable with the number of tests that a program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
-/// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix.
-const MAX_UNSTEADY: usize = 2;
+/// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix. Two
+/// programs at once make a slow processor slower.
+const MAX_UNSTEADY: usize = 4;
 /// Maximum time of one test program. The program of the command line starts tens of VMs.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(45 * 60);
 

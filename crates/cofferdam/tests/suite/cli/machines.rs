@@ -1,7 +1,7 @@
 //! VMs from the command line: checks that start none, and checks with VMs if the tests may start some.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 
 use super::code::typed;
@@ -361,7 +361,8 @@ pub fn check_snapshot_on_a_server(mut serve: Command) {
     };
     here(&mut serve);
     serve.args(["--allow-weaker", super::WEAKER, "--socket"]);
-    let mut server = serve.arg(&socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let server = serve.arg(&socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let mut server = Stopped(server);
     let begun = std::time::Instant::now();
     while !socket.exists() {
         assert!(begun.elapsed().as_secs() < 60, "the server does not listen");
@@ -383,7 +384,27 @@ pub fn check_snapshot_on_a_server(mut serve: Command) {
         assert_eq!(ask(&["exec", name, "--", "cat", "file"]), "text\n", "{id}");
         ask(&["rm", name]);
     }
-    rustix::process::kill_process(rustix::process::Pid::from_child(&server), rustix::process::Signal::TERM)
-        .expect("asked to stop");
-    assert!(server.wait().expect("it stops").success());
+    assert!(server.stop().success());
+}
+
+/// A server that is stopped, also by a failed test.
+#[cfg(feature = "server")]
+struct Stopped(Child);
+
+#[cfg(feature = "server")]
+impl Stopped {
+    fn stop(&mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        self.0.wait().expect("it stops")
+    }
+}
+
+#[cfg(feature = "server")]
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.stop();
+        }
+    }
 }
