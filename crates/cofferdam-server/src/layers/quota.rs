@@ -411,7 +411,7 @@ mod tests {
         // A killed server closes nothing. Its successor counts the sandbox and charges nothing again.
         assert_eq!(recover(&store, "test", |_| false).await.unwrap(), 1);
         assert_eq!(sum().await, Usage { sandboxes: 1, ..charged });
-        // The one that lives goes on, and everything is charged once.
+        // The live one continues, and everything is charged once.
         accounts.settle().await;
         drop(exec);
         sandbox.close().await.unwrap();

@@ -102,7 +102,7 @@ async fn half_closed_clients_leave_nothing() {
     server.stop().await;
 }
 
-/// Promise (Server): An upload that goes on for too long is answered with the time that it had, and leaves no file.
+/// Promise (Server): An upload that takes too long is answered with the time that it had, and leaves no file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_without_end_is_given_up() {
     let tight = Bounds { transfer_time: Duration::from_millis(500), ..bounds() };
