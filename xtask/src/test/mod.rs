@@ -14,6 +14,7 @@ pub mod build;
 mod installs;
 mod jobs;
 mod outcome;
+mod processors;
 pub mod sdk;
 mod shared;
 pub mod user;
@@ -37,6 +38,7 @@ use crate::tools;
 use build::{Built, Program};
 pub use outcome::Outcome;
 use outcome::Printed;
+use processors::Processors;
 use user::User;
 
 /// The variable that makes tests start VMs, which are emulated and slow. It is set for one user. `all` runs every case
@@ -54,7 +56,7 @@ const SLOW_SECONDS: f64 = 5.0;
 /// Name prefixes of test programs whose tests mostly wait, for timers and ends of processes. They run this many tests for
 /// each processor at once.
 const WAITING: &[&str] = &["cofferdam test "];
-const WAITING_SHARE: usize = 2;
+const WAITING_SHARE: usize = 3;
 /// The variable with the number of tests that a program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
 /// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix. Two
@@ -103,7 +105,9 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     }
     println!("== tests as {}", users.iter().map(User::name).collect::<Vec<_>>().join(" and as "));
     let run = Run { sources: &sources, built: &built, engines: Some(&engines), filter };
+    let processors = Processors::now();
     let totals = jobs::run(&run, &users)?;
+    let busy = processors::busy(processors);
     drop(users);
     let mut left = left_behind(&before, &built.target);
     left.extend(engines.census());
@@ -112,6 +116,9 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         println!("left behind: {what}");
     }
     summarise(&totals, start.elapsed());
+    if let Some(percent) = busy {
+        println!("processors busy while tests ran: {percent} %");
+    }
     let all = totals.into_iter().fold(Outcome::default(), |mut all, (_, total)| {
         all.add(total);
         all
