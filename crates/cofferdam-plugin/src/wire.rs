@@ -1,6 +1,8 @@
 //! The protocol between host and plugin: JSON-RPC 2.0 in frames with `Content-Length`. `docs/plugin-protocol.md`
 //! describes it.
 
+#[cfg(feature = "host")]
+mod backlog;
 mod error;
 #[cfg(feature = "host")]
 mod frame;

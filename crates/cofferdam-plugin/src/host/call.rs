@@ -211,7 +211,9 @@ async fn one_attempt(
     let left = order.deadline.saturating_duration_since(Instant::now());
     let mut params = json!({"method": order.method, "context": context.to_json(left)});
     params["input"] = order.input.clone();
-    let sending = instance.peer.request("call", &params, &context.request_id, order.options.stream);
+    // The calls of a tenant share the room for items.
+    let caller = order.options.stream.then(|| context.tenant.as_deref().unwrap_or_default());
+    let sending = instance.peer.request("call", &params, &context.request_id, caller);
     let is_own_deadline = order.deadline >= order.own_deadline;
     let interruption = interruption(loaded, &instance, (order.deadline, is_own_deadline), limit, reply);
     tokio::pin!(interruption);
@@ -244,12 +246,16 @@ async fn one_attempt(
         };
         match step {
             Step::Answer(answer) => return Ok(answer),
+            Step::Cut => return Ok(Err(stop(loaded, (running, call), request, order, too_slow()).await)),
             Step::Ended => return ended(&instance, &mut interruption).await,
             Step::Item(item) => {
                 *delivered |= matches!(item, StreamItem::Item(_));
                 let Some(items) = &order.items else { continue };
                 tokio::select! {
                     sent = items.send(item) => if sent.is_err() { order.items = None },
+                    () = request.cut() => {
+                        return Ok(Err(stop(loaded, (running, call), request, order, too_slow()).await));
+                    }
                     stopped = &mut interruption => {
                         return Ok(Err(stop(loaded, (running, call), request, order, stopped).await));
                     }
@@ -257,6 +263,11 @@ async fn one_attempt(
             }
         }
     }
+}
+
+fn too_slow() -> Interruption {
+    let error = CallError::new(ErrorKind::Limit, "the caller takes the items of the stream too slowly");
+    Interruption { error, is_own: false }
 }
 
 fn late(limit: Duration) -> CallError {
@@ -323,7 +334,7 @@ async fn stop(
         let (running, _call) = guards;
         let answered = async {
             request.cancel(&correlation).await;
-            while let Step::Item(_) = request.step().await {}
+            while let Step::Item(_) | Step::Cut = request.step().await {}
         };
         let in_time = timeout_at(until, answered).await.is_ok();
         let fields = json!({"method": method, "reason": reason, "answered": in_time});

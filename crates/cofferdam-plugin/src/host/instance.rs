@@ -159,7 +159,7 @@ impl Instance {
 
     /// Sends a request and waits for its answer.
     pub async fn ask(&self, method: &str, params: &Value, correlation: &str) -> Result<Value, CallError> {
-        match self.peer.request(method, params, correlation, false).await?.step().await {
+        match self.peer.request(method, params, correlation, None).await?.step().await {
             Step::Answer(answer) => answer,
             _ => Err(self.ended().await.to_error()),
         }

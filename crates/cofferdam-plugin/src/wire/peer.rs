@@ -19,10 +19,11 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
+use super::backlog::{self, Backlog, End, Pushed, STREAM_CREDIT};
 use super::frame::encode;
 use super::message::{Body, Id, Message, answer, parse, request};
 use super::{CallError, Decoder, ErrorKind, Violation};
@@ -33,12 +34,8 @@ pub const MAX_MESSAGE: usize = 8 << 20;
 const MAX_REQUESTS: usize = 256;
 /// The maximum number of frames that wait for the plugin to read them.
 const MAX_QUEUED_FRAMES: usize = 8;
-/// The number of stream items that a plugin may send beyond the acknowledged ones.
-const STREAM_CREDIT: usize = 64;
 /// The number of consumed stream items after which the host acknowledges them.
 const ACKNOWLEDGE_EVERY: u64 = 16;
-/// The maximum size of all stream items that the callers of a plugin have not consumed, in bytes.
-const MAX_STREAMED: usize = 64 << 20;
 /// The maximum size of all responses that the plugin has not read, in bytes.
 const MAX_UNREAD: usize = 64 << 20;
 /// The maximum size of all requests of the plugin that run, in bytes.
@@ -86,29 +83,22 @@ const TOO_MANY_ITEMS: &str = "a stream has more than 64 items that are not ackno
 /// The maximum number of answers that the plugin has not read.
 const MAX_UNSENT: usize = 256;
 
-/// A queued item with its size in the frame.
-type Sized = (StreamItem, usize);
-
 struct Waiter {
-    /// `None` once the call has failed in the host.
-    reply: Option<oneshot::Sender<Result<Value, CallError>>>,
-    items: Option<mpsc::Sender<Sized>>,
+    reply: oneshot::Sender<Result<Value, CallError>>,
+    items: Option<backlog::Sender>,
+    /// The number of items that the plugin sent.
     received: u64,
-    acks: Arc<Acks>,
-}
-
-/// Acknowledgements of items that are discarded. One waits for the plugin at a time.
-#[derive(Default)]
-struct Acks {
-    is_pending: AtomicBool,
-    sent: AtomicU64,
+    /// The number of items that the host acknowledged, or is about to.
+    acknowledged: Arc<AtomicU64>,
+    /// The number of items for the task that acknowledges discarded ones.
+    discarded: Option<watch::Sender<u64>>,
 }
 
 struct Shared {
     out: mpsc::Sender<Bytes>,
     waiters: Mutex<HashMap<u64, Waiter>>,
     next: AtomicU64,
-    streamed: AtomicUsize,
+    backlog: Backlog,
     /// The bytes of responses that the plugin has not read.
     unread: AtomicUsize,
     /// The number of answers that the plugin has not read.
@@ -135,7 +125,7 @@ impl Peer {
             out,
             waiters: Mutex::default(),
             next: AtomicU64::new(1),
-            streamed: AtomicUsize::new(0),
+            backlog: Backlog::default(),
             unread: AtomicUsize::new(0),
             unsent: AtomicUsize::new(0),
             overflow: Notify::new(),
@@ -146,7 +136,8 @@ impl Peer {
         (Self(Arc::new(shared)), tokio::spawn(write(stdin, frames, broken)))
     }
 
-    /// Sends a request. `with_items` asks for progress and stream items.
+    /// Sends a request. With the name of a caller, the request has progress and stream items, within the caller's share of
+    /// the room for them.
     ///
     /// # Errors
     /// - `Limit` if 256 requests wait for an answer, or if the parameters are too large.
@@ -156,18 +147,13 @@ impl Peer {
         method: &str,
         params: &Value,
         correlation: &str,
-        with_items: bool,
+        caller: Option<&str>,
     ) -> Result<Request, CallError> {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let frame = body(&request(Some(id), method, params, correlation))?;
         let (reply, answer) = oneshot::channel();
-        let (items, receiver) = if with_items {
-            // Progress may fill the channel, so it has more room than items need.
-            let (sender, receiver) = mpsc::channel(STREAM_CREDIT * 2);
-            (Some(sender), Some(receiver))
-        } else {
-            (None, None)
-        };
+        let (items, receiver) = caller.map(|caller| self.0.backlog.open(caller)).unzip();
+        let acknowledged = Arc::new(AtomicU64::new(0));
         {
             let mut waiters = self.0.waiters.lock();
             if self.0.closed.load(Ordering::Acquire) {
@@ -177,7 +163,8 @@ impl Peer {
                 let message = format!("{MAX_REQUESTS} calls of this plugin are running");
                 return Err(CallError::new(ErrorKind::Limit, message));
             }
-            waiters.insert(id, Waiter { reply: Some(reply), items, received: 0, acks: Arc::default() });
+            let acknowledged = Arc::clone(&acknowledged);
+            waiters.insert(id, Waiter { reply, items, received: 0, acknowledged, discarded: None });
         }
         let mut request = Request {
             peer: self.clone(),
@@ -185,7 +172,7 @@ impl Peer {
             answer: Some(answer),
             items: receiver,
             consumed: 0,
-            acknowledged: 0,
+            acknowledged,
             is_sent: false,
         };
         self.0.out.send(frame).await.map_err(|_| ended())?;
@@ -291,23 +278,17 @@ impl Peer {
     fn answered(&self, id: &Id, outcome: Result<Value, CallError>) -> Result<(), Violation> {
         let Id::Number(id) = id else { return Err(Violation::UnknownId) };
         let waiter = self.0.waiters.lock().remove(id).ok_or(Violation::UnknownId)?;
-        if let Some(reply) = waiter.reply {
-            // A caller that gave up does not wait any more.
-            let _ = reply.send(outcome);
-        }
+        // A caller that gave up does not wait any more.
+        let _ = waiter.reply.send(outcome);
         Ok(())
     }
 
     fn progress(&self, params: Value, size: usize) -> Result<(), Violation> {
         let id = params.get("token").and_then(Value::as_u64).ok_or(Violation::UnknownId)?;
         let value = params.get("value").cloned().unwrap_or_default();
-        let mut waiters = self.0.waiters.lock();
         // Progress can arrive after the caller gave up.
-        let Some(items) = waiters.get_mut(&id).and_then(|waiter| waiter.items.as_ref()) else { return Ok(()) };
-        // Progress is worth nothing later, so it never takes the room of items.
-        if items.capacity() > STREAM_CREDIT && self.reserve(size).is_ok() {
-            let sent = items.try_send((StreamItem::Progress(value), size));
-            self.release(if sent.is_err() { size } else { 0 });
+        if let Some(items) = self.0.waiters.lock().get(&id).and_then(|waiter| waiter.items.as_ref()) {
+            items.push(StreamItem::Progress(value), size);
         }
         Ok(())
     }
@@ -322,56 +303,40 @@ impl Peer {
             return Err(Violation::BadMessage("the seq of a stream item is not the next number"));
         }
         waiter.received += 1;
-        let received = waiter.received;
-        if let Some(items) = &waiter.items {
-            if self.reserve(size).is_err() {
-                // The plugin may send them. The caller is too slow.
-                waiter.items = None;
-                let error = CallError::new(ErrorKind::Limit, "the caller takes the items of the stream too slowly");
-                let _ = waiter.reply.take().map(|reply| reply.send(Err(error)));
-            } else {
-                match items.try_send((StreamItem::Item(value), size)) {
-                    Ok(()) => return Ok(()),
-                    Err(mpsc::error::TrySendError::Full(_)) => return Err(Violation::Flood(TOO_MANY_ITEMS)),
-                    Err(mpsc::error::TrySendError::Closed(_)) => self.release(size),
-                }
-            }
+        match waiter.items.as_ref().map(|items| items.push(StreamItem::Item(value), size)) {
+            Some(Pushed::Waiting) => Ok(()),
+            Some(Pushed::TooMany) => Err(Violation::Flood(TOO_MANY_ITEMS)),
+            Some(Pushed::Discarded) | None => self.discard(id, waiter),
         }
-        let acks = Arc::clone(&waiter.acks);
-        drop(waiters);
-        self.discard(id, received, acks)
     }
 
     /// Acknowledges items that no caller takes, so that the plugin continues.
-    fn discard(&self, id: u64, received: u64, acks: Arc<Acks>) -> Result<(), Violation> {
-        if received > acks.sent.load(Ordering::Acquire) + STREAM_CREDIT as u64 + ACKNOWLEDGE_EVERY {
+    fn discard(&self, id: u64, waiter: &mut Waiter) -> Result<(), Violation> {
+        if waiter.received > waiter.acknowledged.load(Ordering::Acquire) + STREAM_CREDIT as u64 {
             return Err(Violation::Flood(TOO_MANY_ITEMS));
         }
-        if received.is_multiple_of(ACKNOWLEDGE_EVERY) && !acks.is_pending.swap(true, Ordering::AcqRel) {
-            let peer = self.clone();
+        let discarded = waiter.discarded.get_or_insert_with(|| {
+            let (sender, mut counts) = watch::channel(0);
+            let (peer, acknowledged) = (self.clone(), Arc::clone(&waiter.acknowledged));
             tokio::spawn(async move {
-                peer.acknowledge(id, received).await;
-                acks.sent.store(received, Ordering::Release);
-                acks.is_pending.store(false, Ordering::Release);
+                while counts.changed().await.is_ok() {
+                    let count = *counts.borrow_and_update();
+                    peer.acknowledge(id, &acknowledged, count).await;
+                }
             });
-        }
+            sender
+        });
+        discarded.send_replace(waiter.received);
         Ok(())
     }
 
-    async fn acknowledge(&self, id: u64, count: u64) {
-        let _ = self.notify("$/streamAck", &json!({"id": id, "count": count}), "stream").await;
-    }
-
-    fn reserve(&self, size: usize) -> Result<(), Violation> {
-        if self.0.streamed.fetch_add(size, Ordering::Relaxed) + size > MAX_STREAMED {
-            self.release(size);
-            return Err(Violation::Flood("the items of streams that are not consumed have more than 64 MiB"));
+    /// Acknowledges items if enough came since the last time.
+    async fn acknowledge(&self, id: u64, acknowledged: &AtomicU64, count: u64) {
+        if count >= acknowledged.load(Ordering::Acquire) + ACKNOWLEDGE_EVERY {
+            // The plugin may send more as soon as it reads this.
+            acknowledged.store(count, Ordering::Release);
+            let _ = self.notify("$/streamAck", &json!({"id": id, "count": count}), "stream").await;
         }
-        Ok(())
-    }
-
-    fn release(&self, size: usize) {
-        self.0.streamed.fetch_sub(size, Ordering::Relaxed);
     }
 }
 
@@ -510,6 +475,8 @@ impl Active {
 pub enum Step {
     /// Progress or an item.
     Item(StreamItem),
+    /// The caller was too slow, and its items are lost. The plugin still answers.
+    Cut,
     /// The answer.
     Answer(Result<Value, CallError>),
     /// The connection ended without an answer.
@@ -521,9 +488,9 @@ pub struct Request {
     peer: Peer,
     id: u64,
     answer: Option<oneshot::Receiver<Result<Value, CallError>>>,
-    items: Option<mpsc::Receiver<Sized>>,
+    items: Option<backlog::Receiver>,
     consumed: u64,
-    acknowledged: u64,
+    acknowledged: Arc<AtomicU64>,
     /// False until the whole request waits for the plugin. Until then, no answer can come.
     is_sent: bool,
 }
@@ -531,24 +498,36 @@ pub struct Request {
 impl Request {
     /// Waits for the next step. All items come before the answer. A dropped future loses nothing.
     pub async fn step(&mut self) -> Step {
-        if self.consumed - self.acknowledged >= ACKNOWLEDGE_EVERY {
-            self.peer.acknowledge(self.id, self.consumed).await;
-            self.acknowledged = self.consumed;
-        }
-        if let Some(items) = &mut self.items {
-            match items.recv().await {
-                Some((item, size)) => {
-                    self.peer.release(size);
+        if let Some(items) = &self.items {
+            self.peer.acknowledge(self.id, &self.acknowledged, self.consumed).await;
+            match items.next().await {
+                Ok(item) => {
                     self.consumed += u64::from(matches!(item, StreamItem::Item(_)));
                     return Step::Item(item);
                 }
-                None => self.items = None,
+                Err(End::Closed) => self.items = None,
+                Err(End::Cut) => {
+                    self.items = None;
+                    if let Some(waiter) = self.peer.0.waiters.lock().get_mut(&self.id) {
+                        // The plugin may wait for room. If it has sent too much, its next item ends it.
+                        let _ = self.peer.discard(self.id, waiter);
+                    }
+                    return Step::Cut;
+                }
             }
         }
         let Some(answer) = &mut self.answer else { return Step::Ended };
         let answer = answer.await;
         self.answer = None;
         answer.map_or(Step::Ended, Step::Answer)
+    }
+
+    /// Waits until the caller was too slow. The next step is the cut.
+    pub async fn cut(&self) {
+        match &self.items {
+            Some(items) => items.cut().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Asks the plugin to cancel the request. The plugin still answers.
@@ -559,13 +538,6 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // Items that are not consumed free their room.
-        if let Some(items) = &mut self.items {
-            items.close();
-            while let Ok((_, size)) = items.try_recv() {
-                self.peer.release(size);
-            }
-        }
         if !self.is_sent {
             self.peer.0.waiters.lock().remove(&self.id);
         } else if self.answer.is_some() && self.peer.0.waiters.lock().contains_key(&self.id) {
@@ -578,3 +550,6 @@ impl Drop for Request {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
