@@ -18,6 +18,7 @@
 //! - Settings of the backend from a file, the environment or options: `settings.rs`.
 //! - Mounts: `mounts.rs`; file systems in files: `disks.rs`; copy-on-write directories: `overlay.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
+//! - Freezing a sandbox while its files are copied: `freeze.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
 //! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`; images of
 //!   other stores: `load.rs`; what both send: `upload.rs`.
@@ -33,6 +34,7 @@ mod disks;
 mod doctor;
 mod engine;
 mod error;
+mod freeze;
 mod image;
 mod labels;
 mod load;

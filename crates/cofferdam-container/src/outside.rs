@@ -1,11 +1,12 @@
-//! Counting and killing of a container's processes by the host. Nothing here depends on the agent. A guest that keeps
+//! Counting and killing of a container's processes by the host, and their refused connections. Nothing here depends on the agent. A guest that keeps
 //! process 1 from running can change neither the count nor the kill.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use bollard::models::ContainerUpdateBody;
 use bollard::query_parameters::StatsOptionsBuilder;
-use cofferdam_guest::{Meter, ReadCpu};
+use cofferdam_guest::{Meter, ReadCpu, network};
 use cofferdam_linux::cgroup::Foreign;
 
 use crate::engine::{Answered, Engine};
@@ -50,6 +51,17 @@ async fn counted(engine: &Engine, id: &str) -> Option<u64> {
     let first = async { next(&mut stats).await.transpose() };
     let answer: Answered<_> = first.await;
     Some(answer.ok()??.cpu_stats?.cpu_usage?.total_usage? / 1000)
+}
+
+/// Opens a raw socket in a container's network, to which all IPv4 addresses lead from then on. It shows the connections
+/// that the kernel refuses. Returns `None` if this process may not join the network, or sees none of the container's
+/// processes.
+pub(crate) async fn requests(groups: Arc<Foreign>) -> Option<OwnedFd> {
+    let opening = tokio::task::spawn_blocking(move || {
+        let process = groups.open_process()?;
+        cofferdam_linux::requests::open_beside(process.as_fd(), network::RESOLVER).ok()
+    });
+    opening.await.ok().flatten()
 }
 
 /// Kills every process of a container without the help of its first process. If the host cannot kill them itself, it

@@ -19,6 +19,7 @@ use cofferdam_linux::named::Directory;
 use crate::container::{Attached, Cause, Container};
 use crate::create_request::{self, CreateRequest, ImageFacts};
 use crate::engine::Engine;
+use crate::freeze::Freezer;
 use crate::image;
 use crate::mounts::{self, PlannedMount};
 use crate::outside;
@@ -54,14 +55,16 @@ pub(crate) struct PendingSandbox {
     own_namespaces: Vec<(&'static str, u64)>,
 }
 
+/// The source of a fork. Its programs are frozen only while its layer is copied.
+pub(crate) struct Origin {
+    pub layer: Arc<OverlayLayer>,
+    pub source: Freezer,
+}
+
 impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
-    /// `origin` is the layer that a fork begins with.
-    pub(crate) async fn create(
-        state: &Arc<BackendState>,
-        spec: &Spec,
-        origin: Option<Arc<OverlayLayer>>,
-    ) -> Result<Self> {
+    /// A fork has an `origin`.
+    pub(crate) async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Origin>) -> Result<Self> {
         // Refused before anything is created.
         Plan::of(spec)?;
         let (state, spec) = (Arc::clone(state), spec.clone());
@@ -129,10 +132,14 @@ impl fmt::Debug for PendingSandbox {
     }
 }
 
-async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Arc<OverlayLayer>>) -> Result<PendingSandbox> {
+async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Origin>) -> Result<PendingSandbox> {
     // Kept open until the sandbox is created.
     let (mounted, _directory) = MountedDirectory::open(spec)?.unzip();
-    let (base, requested) = (user::open_base(spec)?, SystemTime::now());
+    let (base, requested) = match &origin {
+        // What the host changed since the source began is a conflict for its forks, too.
+        Some(origin) => (Some(base_of(&origin.layer)?), origin.layer.requested),
+        None => (user::open_base(spec)?, SystemTime::now()),
+    };
     let connected = state.engine().await?;
     let engine = &connected.engine;
     state.retry_leftovers(engine);
@@ -149,7 +156,12 @@ async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Arc<Overl
     let _turn = state.creation_slots.acquire().await.map_err(|_| Error::closed("create"))?;
     let image = image_of(state, engine, spec).await?;
     // Last, because disks and overlays are mounted on the host until the container is created.
-    let (mounts, overlay, base) = open_mounts(state, engine, spec, user, (base, origin)).await?;
+    let begins_with = origin.as_ref().map(|origin| Arc::clone(&origin.layer));
+    let opening = open_mounts(state, engine, spec, user, (base, begins_with));
+    let (mounts, overlay, base) = match &origin {
+        Some(origin) => origin.source.frozen("fork", opening).await?,
+        None => opening.await?,
+    };
     let mounted = overlay.as_ref().map(|overlay| MountedDirectory::layered(overlay, user)).or(mounted);
     let layer = match (base, &overlay) {
         (Some(base), Some(overlay)) => Some(layer(base, overlay, requested)?),
@@ -168,6 +180,13 @@ async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Arc<Overl
             }
             error
         }
+    })
+}
+
+/// Opens the directory below a layer again.
+fn base_of(layer: &OverlayLayer) -> Result<Directory> {
+    layer.base.try_clone().map_err(|error| {
+        Error::new(ErrorKind::Io, "fork", "cannot open the directory of the workspace again").with_source(error)
     })
 }
 
@@ -338,13 +357,19 @@ impl Creation<'_> {
             engine_limits.sockets = container.bound_sockets(self.spec.limits()).await;
         }
         let (groups, alike) = (container.groups().await, evidence.bounds.version > 0);
+        // A runtime with its own kernel does not use the container's network.
+        let shown = groups.clone().filter(|_| !engine.facts.has_own_kernel(self.state.config.runtime.as_deref()));
         if let Some(meter) = outside::meter(engine, &container.id, groups, alike).await {
             guest.set_meter(meter);
         }
         bind(&guest, container);
-        let network = match opening {
-            Some(opening) => Some(Network::start(&guest, opening).await?),
-            None => None,
+        let network = match (opening, shown) {
+            (Some(opening), Some(groups)) => {
+                let opening = opening.with_requests(outside::requests(groups).await);
+                Some(Network::start(&guest, opening).await?)
+            }
+            (Some(opening), None) => Some(Network::start(&guest, opening).await?),
+            (None, _) => None,
         };
         let own_namespaces = if engine.facts.local { read_own_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());

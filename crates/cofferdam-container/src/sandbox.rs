@@ -5,20 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use cofferdam_changes::sandbox::OverlayLayer;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
-    NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
-    Spec, WatchEvents, WatchOptions, WorkspaceChanges,
+    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
+    NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    WatchEvents, WatchOptions, WorkspaceChanges,
 };
-use cofferdam_guest::Guest;
 use cofferdam_guest::network::Network;
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::NAME;
+use crate::freeze::Freezer;
 use crate::overlay;
-use crate::pending::{PendingSandbox, has_host_files, max_archive_bytes};
+use crate::pending::{Origin, PendingSandbox, has_host_files, max_archive_bytes};
 use crate::snapshot::{AsyncSnapshotWriter, ContainerSnapshot};
 use crate::state::BackendState;
 use crate::stored::Follower;
@@ -29,8 +26,7 @@ pub(crate) struct ContainerSandbox {
     posture: Posture,
     inner: PendingSandbox,
     stored: Follower,
-    /// The usage at the time of the pause, while the sandbox is paused.
-    paused: Arc<Mutex<Option<SandboxUsage>>>,
+    freezer: Freezer,
     closed: AtomicBool,
 }
 
@@ -38,7 +34,8 @@ impl ContainerSandbox {
     /// Creates the sandbox from a verified pending one.
     pub(crate) fn new(inner: PendingSandbox, spec: Spec, posture: Posture) -> Self {
         let stored = Follower::start(&inner.container, &inner.guest, spec.limits());
-        Self { spec, posture, inner, stored, paused: Arc::default(), closed: AtomicBool::new(false) }
+        let freezer = Freezer::new(inner.guest.clone());
+        Self { spec, posture, inner, stored, freezer, closed: AtomicBool::new(false) }
     }
 
     /// Creates a sandbox and verifies its posture. Closes it if the posture falls short of the spec.
@@ -46,7 +43,7 @@ impl ContainerSandbox {
         Self::create_from(state, spec, None).await
     }
 
-    async fn create_from(state: &Arc<BackendState>, spec: Spec, origin: Option<Arc<OverlayLayer>>) -> Result<Self> {
+    async fn create_from(state: &Arc<BackendState>, spec: Spec, origin: Option<Origin>) -> Result<Self> {
         let pending = PendingSandbox::create(state, &spec, origin).await?;
         let posture = pending.verify_posture(&spec).await?;
         Ok(Self::new(pending, spec, posture))
@@ -81,43 +78,7 @@ impl ContainerSandbox {
             self.inner.guest.export(&mut writer).await?;
             writer.finish().await
         };
-        Ok(self.frozen(operation, export).await?.with_tenant(self.spec.tenant().clone()))
-    }
-
-    /// Completes work while the guest's processes are frozen.
-    async fn frozen<T>(&self, operation: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
-        // Prevents a pause meanwhile.
-        let paused = Arc::clone(&self.paused).lock_owned().await;
-        if paused.is_some() {
-            return Err(
-                Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
-            );
-        }
-        let mut guard = Thaw(Some((self.inner.guest.clone(), paused)));
-        self.inner.guest.freeze().await?;
-        let done = work.await;
-        let thawed = self.inner.guest.thaw().await;
-        if thawed.is_ok() {
-            guard.0 = None;
-        }
-        let done = done?;
-        thawed?;
-        Ok(done)
-    }
-}
-
-/// Thaws a guest when it is dropped, as with an operation that the caller cancels, and prevents a pause until then.
-struct Thaw(Option<(Guest, OwnedMutexGuard<Option<SandboxUsage>>)>);
-
-impl Drop for Thaw {
-    fn drop(&mut self) {
-        if let (Some((guest, paused)), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
-            runtime.spawn(async move {
-                // If this fails, the connection is lost, which ends the sandbox.
-                let _ = guest.thaw().await;
-                drop(paused);
-            });
-        }
+        Ok(self.freezer.frozen(operation, export).await?.with_tenant(self.spec.tenant().clone()))
     }
 }
 
@@ -240,8 +201,8 @@ impl Sandbox for ContainerSandbox {
         match &self.inner.layer {
             Some(layer) if spec.mounts().is_empty() => {
                 self.open("fork")?;
-                let created = Self::create_from(state, spec, Some(Arc::clone(layer)));
-                Ok(Arc::new(self.frozen("fork", created).await?))
+                let origin = Origin { layer: Arc::clone(layer), source: self.freezer.clone() };
+                Ok(Arc::new(Self::create_from(state, spec, Some(origin)).await?))
             }
             _ => {
                 let snapshot = self.take_snapshot("fork").await?;
@@ -251,7 +212,7 @@ impl Sandbox for ContainerSandbox {
     }
 
     async fn pause(&self) -> Result<()> {
-        let mut paused = self.paused.lock().await;
+        let mut paused = self.freezer.paused.lock().await;
         self.open("pause")?;
         if paused.is_some() {
             return Ok(());
@@ -268,7 +229,7 @@ impl Sandbox for ContainerSandbox {
     }
 
     async fn resume(&self) -> Result<()> {
-        let mut paused = self.paused.lock().await;
+        let mut paused = self.freezer.paused.lock().await;
         self.open("resume")?;
         if paused.is_none() {
             return Ok(());
@@ -281,7 +242,7 @@ impl Sandbox for ContainerSandbox {
 
     async fn usage(&self) -> Result<SandboxUsage> {
         self.open("usage")?;
-        let paused = self.paused.lock().await;
+        let paused = self.freezer.paused.lock().await;
         match *paused {
             Some(usage) => Ok(usage),
             None => self.inner.guest.usage(self.spec.limits()).await,

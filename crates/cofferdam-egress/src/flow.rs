@@ -14,11 +14,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Sleep, sleep};
 
-use crate::NETWORK;
 use crate::addresses::is_public;
 use crate::denials::Denials;
 use crate::pace::Pace;
 use crate::rules::{Content, Query, Refusal, Rule, Rules, Server};
+use crate::{NETWORK, Reach};
 
 /// The maximum of events that wait for a reader. Older ones are lost to it.
 const MAX_EVENTS: usize = 1024;
@@ -32,6 +32,8 @@ const DISPLACED: &str = "displaced by connections of another sandbox; raise the 
 /// The state that all connections of a sandbox share: the rules as they are now, and where decisions are noted.
 #[derive(Debug)]
 pub struct PolicyEnforcer {
+    /// The addresses that a policy of the sandbox can have.
+    reach: Reach,
     rules: watch::Sender<Arc<Rules>>,
     pub denials: Arc<Denials>,
     events: broadcast::Sender<NetworkEvent>,
@@ -47,11 +49,12 @@ pub struct PolicyEnforcer {
 }
 
 impl PolicyEnforcer {
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: Rules, reach: Reach) -> Self {
         let (events, first) = broadcast::channel(MAX_EVENTS);
         let rules = watch::Sender::new(Arc::new(rules));
         let first = vec![first, events.subscribe()];
         Self {
+            reach,
             rules,
             denials: Arc::default(),
             events,
@@ -283,6 +286,8 @@ impl Flow {
         let hint = match (refusal, content) {
             // No policy allows the sandbox itself.
             (Refusal::NotListed, _) if host == "localhost" => return refusal.to_string(),
+            // Nor an address here.
+            _ if self.literal.is_some() && self.enforcer.reach == Reach::Names => return refusal.to_string(),
             (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
             (Refusal::NotLookedUp, _) if self.literal.is_some_and(is_of_others) => format!("--net {host}:{port}"),
             (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),

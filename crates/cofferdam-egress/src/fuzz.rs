@@ -47,7 +47,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Query::Name(target) = rules.lookup(name)? else { return Err(Refusal::InvalidName) };
-    let enforcer = Arc::new(PolicyEnforcer::new(rules));
+    let enforcer = Arc::new(PolicyEnforcer::new(rules, crate::Reach::Names));
     let denials = Arc::clone(&enforcer.denials);
     let flow = Flow::new(&enforcer, target.name.clone(), None, port, Arc::default());
     let route = http::Route { target, port, denials: Arc::clone(&denials), secrets: None, flow: Some(flow) };

@@ -3,6 +3,8 @@
 //! The sockets are in the network namespace of the sandbox, and this process holds them. Every connection to a synthetic
 //! or listed address arrives here with its destination as local address.
 
+mod refused;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -33,7 +35,7 @@ use crate::share::{Permit, Share};
 use crate::sniff::{Protocol, is_unchecked_answer};
 use crate::unserved::Requests;
 use crate::upstream::{Failure, Upstream, keep_alive};
-use crate::{PROXY_PORT, RESOLVER, dns, http};
+use crate::{PROXY_PORT, RESOLVER, Reach, dns, http};
 
 /// The maximum of connections to the resolver at once.
 const MAX_DNS_CONNECTIONS: usize = 8;
@@ -97,7 +99,7 @@ enum Destination {
 impl Gateway {
     /// Starts the gateway. Must be called in a tokio runtime with IO and time enabled.
     pub fn start(sockets: Sockets, access: Access) -> io::Result<Self> {
-        let shared = Shared::new(access, RESOLVER, FIRST_NAME);
+        let shared = Shared::new(access, (RESOLVER, FIRST_NAME), Reach::Addresses);
         let (closing, closed) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let mut served = vec![SocketAddrV4::new(RESOLVER, DNS)];
@@ -109,9 +111,7 @@ impl Gateway {
             tasks.spawn(accept(listener, Arc::clone(&shared), closed.clone()));
         }
         if let Some(socket) = sockets.requests {
-            let requests = Requests::new(socket, served)?;
-            shared.requests.get_or_init(|| requests);
-            tasks.spawn(until(closed.clone(), refuse_unserved(Arc::clone(&shared))));
+            shared.watch_requests(Requests::new(socket, served)?, closed.clone(), &mut tasks);
         }
         let resolver = std::net::UdpSocket::from(sockets.resolver);
         resolver.set_nonblocking(true)?;
@@ -122,10 +122,11 @@ impl Gateway {
     }
 
     /// Creates a gateway without sockets, for a sandbox whose connections and queries arrive by another way. Its resolver
-    /// has the address `resolver`, and names get the addresses from `first_name` on.
+    /// has the address `resolver`, and names get the addresses from `first_name` on. Its policy has names only.
     pub fn without_sockets(access: Access, resolver: Ipv4Addr, first_name: Ipv4Addr) -> Self {
         let (closing, _) = watch::channel(false);
-        Self { shared: Shared::new(access, resolver, first_name), closing, tasks: tokio::sync::Mutex::default() }
+        let shared = Shared::new(access, (resolver, first_name), Reach::Names);
+        Self { shared, closing, tasks: tokio::sync::Mutex::default() }
     }
 
     /// Serves a connection of the sandbox to an address, until it ends or the gateway closes. Port 53 is the resolver's.
@@ -261,18 +262,6 @@ where
     }
 }
 
-/// Reports connections that the kernel refuses, because the gateway does not serve their ports.
-async fn refuse_unserved(shared: Arc<Shared>) {
-    let (Some(requests), mut pace) = (shared.requests.get(), Pace::of_connections()) else { return };
-    loop {
-        match requests.next().await {
-            Ok(to) => shared.refuse_unserved(to),
-            Err(_) => sleep(RETRY_INTERVAL).await,
-        }
-        pace.turn().await;
-    }
-}
-
 /// Serves a client that names its server by a protocol of proxies.
 async fn serve_proxy(client: Connection, shared: &Shared, displaced: Arc<AtomicBool>) {
     let Ok(Some((wanted, asked))) = timeout(FIRST_TIMEOUT, proxy::read(client)).await else { return };
@@ -396,10 +385,10 @@ fn is_same_name(asked: &str, name: &str) -> bool {
 }
 
 impl Shared {
-    fn new(access: Access, own: Ipv4Addr, first_name: Ipv4Addr) -> Arc<Self> {
+    fn new(access: Access, (own, first_name): (Ipv4Addr, Ipv4Addr), reach: Reach) -> Arc<Self> {
         let Access { rules, secrets, declared, interception } = access;
         Arc::new(Self {
-            enforcer: Arc::new(PolicyEnforcer::new(rules)),
+            enforcer: Arc::new(PolicyEnforcer::new(rules, reach)),
             names: Mutex::new(Names::new(first_name)),
             secrets,
             declared,
@@ -432,22 +421,6 @@ impl Shared {
         // Not a text of the guest's choice.
         let name = if refusal == Refusal::InvalidName { "an invalid name" } else { name };
         Flow::new(&self.enforcer, name.to_owned(), name.parse().ok(), port, Arc::default())
-    }
-
-    /// Reports a connection that the kernel refused.
-    fn refuse_unserved(&self, to: SocketAddrV4) {
-        let (name, refusal) = match self.destination(to.into()) {
-            Err(refused) => refused,
-            // No rule of the policy that the sockets were created for has this port.
-            Ok(_) => (to.ip().to_string(), Refusal::OtherPort),
-        };
-        self.refused(&name, to.port(), refusal).refuse(refusal);
-    }
-
-    /// Reports what the kernel has refused so far.
-    fn refuse_arrived(&self) {
-        let arrived = self.requests.get().map(Requests::arrived).unwrap_or_default();
-        arrived.into_iter().for_each(|to| self.refuse_unserved(to));
     }
 
     /// Returns the permit of one more connection to an address. Returns `None`, and reports it, if there are too many.

@@ -13,7 +13,8 @@
 //!
 //! - Rules, without I/O: `rules.rs`; their hosts: `host.rs`; public addresses: `addresses.rs`.
 //! - The resolver: `dns.rs`; synthetic addresses: `names.rs`. What a sandbox needs before it starts: `plan.rs`.
-//! - The gateway's sockets: `gateway.rs`; one connection: `begin.rs`, `sniff.rs`, `flow.rs`, `inspect.rs`.
+//! - The gateway's sockets: `gateway.rs`; one connection: `begin.rs`, `sniff.rs`, `flow.rs`, `inspect.rs`. Connections
+//!   that the kernel refuses: `unserved.rs` and `gateway/refused.rs`.
 //! - HTTP: `http.rs`; proxies: `proxy.rs`; TLS: `intercept.rs`, with the authority in `authority.rs`.
 //! - Secrets: `secrets.rs`; their sources: `providers.rs`; their removal from streams: `scrub.rs`.
 //! - Limits: `budget.rs`, `pace.rs` and `share.rs`. Requests on behalf of untrusted code: `fetch.rs`.

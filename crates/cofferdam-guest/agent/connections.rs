@@ -7,9 +7,11 @@
 //!   '--Forget--> closing --the guest has read all bytes, its slot is needed--> free
 //! ```
 //!
-//! The agent accepts a connection only for an `Accept` of the host. Further ones wait in the queues of the kernel.
+//! The agent accepts a connection only for an `Accept` of the host. Further ones wait in the queues of the kernel. The
+//! kernel refuses those to other ports. In a VM, the init gives the agent a raw socket that shows them.
 
 use super::buffers::{Outbox, Pending};
+use super::requests::{DESCRIPTOR, MAX_HEADERS};
 use super::sys::{self, Endpoint, Fd, PollFd, Ready, Res};
 use super::wire::{
     Answer, HEAD, MAX_CONNECTIONS, MAX_DATA, MAX_PORTS, MAX_QUERIES, MAX_QUERY, RESOLVER, RESOLVER_PORT,
@@ -31,7 +33,12 @@ const EMFILE: i32 = 24;
 const EBUSY: i32 = 16;
 const ECONNREFUSED: i32 = 111;
 /// The number of polled descriptors.
-pub const POLLED: usize = RESOLVERS.len() + LISTENERS + 2 * MAX_CONNECTIONS;
+pub const POLLED: usize = 1 + RESOLVERS.len() + LISTENERS + 2 * MAX_CONNECTIONS;
+/// The maximum of requests for connections that are reported in one turn, and of older ones that are dropped.
+const MAX_SHOWN: usize = 32;
+const MAX_DROPPED: usize = 4096;
+/// The lowest number above all descriptors that an init passes on.
+const FIRST_FREE: usize = 16;
 
 enum State {
     Free,
@@ -168,6 +175,8 @@ impl Connection {
 pub struct Connections {
     /// The id of the request to listen; 0 without one.
     id: u64,
+    /// A raw socket that shows requests for connections.
+    requests: Option<Fd>,
     resolvers: [Option<Fd>; RESOLVERS.len()],
     listeners: [Option<Fd>; LISTENERS],
     /// Queries without a response.
@@ -181,12 +190,20 @@ impl Connections {
     /// A list without connections.
     pub const NEW: Self = Self {
         id: 0,
+        requests: None,
         resolvers: [const { None }; RESOLVERS.len()],
         listeners: [const { None }; LISTENERS],
         queries: 0,
         list: [const { Connection::NEW }; MAX_CONNECTIONS],
         first: 0,
     };
+
+    /// Finds the raw socket, if an init opened one. Must run before this process opens any descriptor.
+    pub fn find_requests(&mut self) {
+        if sys::stat_at(DESCRIPTOR, b"\0").is_ok_and(|stat| stat.mode & sys::S_IFMT == sys::S_IFSOCK) {
+            self.requests = sys::duplicate_above(&Fd::own(DESCRIPTOR), FIRST_FREE).ok();
+        }
+    }
 
     /// Listens on these ports and as resolver.
     pub fn listen(&mut self, id: u64, ports: &[u8]) -> Res<()> {
@@ -200,6 +217,8 @@ impl Connections {
         for (slot, port) in self.listeners.iter_mut().zip([RESOLVER_PORT].into_iter().chain(ports)) {
             *slot = Some(sys::tcp_listen(port, BACKLOG)?);
         }
+        // A former host, or none, had a policy when these arrived.
+        (0..MAX_DROPPED).take_while(|_| self.next_request().is_some()).for_each(drop);
         self.id = id;
         Ok(())
     }
@@ -309,6 +328,7 @@ impl Connections {
         let reading = out.free() >= RESERVE;
         let accepting = reading && self.list.iter().any(|it| matches!(it.state, State::Waiting));
         let asking = reading && self.queries < MAX_QUERIES;
+        let requests = [(self.requests.as_ref(), reading && self.id != 0, Ready::Read)].into_iter();
         let resolvers = self.resolvers.iter().map(|socket| (socket.as_ref(), asking, Ready::Read));
         let listeners = self.listeners.iter().map(|socket| (socket.as_ref(), accepting, Ready::Read));
         let connections = self.list.iter().flat_map(|it| {
@@ -322,7 +342,7 @@ impl Connections {
             };
             [(socket, reads, Ready::Read), (socket, writes, Ready::Write)]
         });
-        let wanted = resolvers.chain(listeners).chain(connections);
+        let wanted = requests.chain(resolvers).chain(listeners).chain(connections);
         for (poll, (fd, wanted, ready)) in polls.iter_mut().zip(wanted) {
             *poll = fd.filter(|_| wanted).map_or(PollFd::NONE, |fd| PollFd::new(fd.number(), ready));
         }
@@ -336,7 +356,10 @@ impl Connections {
 
     /// Serves ready descriptors. Each round begins with another connection, so that none is always last.
     pub fn serve(&mut self, polls: &[PollFd], out: &mut Outbox) {
-        let Some((resolvers, rest)) = polls.split_at_checked(RESOLVERS.len()) else { return };
+        self.show_requests(out);
+        let Some((resolvers, rest)) = polls.get(1..).and_then(|rest| rest.split_at_checked(RESOLVERS.len())) else {
+            return;
+        };
         let Some((listeners, rest)) = rest.split_at_checked(LISTENERS) else { return };
         for (at, _) in resolvers.iter().enumerate().filter(|(_, poll)| poll.is_ready()) {
             self.ask(at, out);
@@ -356,6 +379,29 @@ impl Connections {
                 connection.send(out);
             }
         }
+    }
+
+    /// Reports requests for connections. Does not rely on a poll, so that each is reported before the end of an exec that
+    /// made it.
+    fn show_requests(&self, out: &mut Outbox) {
+        for _ in 0..MAX_SHOWN {
+            if self.id == 0 || out.free() < RESERVE {
+                return;
+            }
+            let Some(packet) = self.next_request() else { return };
+            // The addresses of names are above all that programs use to reach the sandbox itself.
+            if let Some(Endpoint { address, port }) = destination(&packet)
+                && !(address[0] == LOOPBACK[0] && address[1] < RESOLVER[1])
+            {
+                out.answer(self.id, &Answer::Requested { address, port });
+            }
+        }
+    }
+
+    /// Reads the next request for a connection.
+    fn next_request(&self) -> Option<[u8; MAX_HEADERS]> {
+        let mut packet = [0; MAX_HEADERS];
+        sys::receive_from(self.requests.as_ref()?, &mut packet).ok().map(|_| packet)
     }
 
     /// Sends one query to the host.
@@ -385,4 +431,11 @@ impl Connections {
             connection.open(socket, local, out);
         }
     }
+}
+
+/// Returns the destination of a packet with headers of IPv4 and TCP.
+fn destination(packet: &[u8]) -> Option<Endpoint> {
+    let tcp = packet.get(usize::from(packet.first()? & 0x0f) * 4..)?;
+    let (address, port) = (packet.get(16..20)?.try_into().ok()?, tcp.get(2..4)?.try_into().ok()?);
+    Some(Endpoint { address, port: u16::from_be_bytes(port) })
 }

@@ -32,6 +32,9 @@ mod probe;
 #[path = "../../cofferdam-linux/bare/quota.rs"]
 mod quota;
 mod remove;
+#[expect(dead_code, reason = "shared with other programs, which use other parts")]
+#[path = "../../cofferdam-linux/bare/requests.rs"]
+mod requests;
 mod serve;
 #[expect(dead_code, reason = "shared with another program, which uses other parts")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]

@@ -90,6 +90,7 @@ pub fn run(buffers: &mut Buffers) -> i32 {
     if sys::identity().0 != 1 {
         return MISPLACED;
     }
+    buffers.table.connections.find_requests();
     let Ok(mut agent) = Agent::begin() else { return FAILED };
     match agent.serve(buffers) {
         Ok(()) => 0,

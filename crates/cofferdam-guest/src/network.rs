@@ -3,11 +3,14 @@
 //! ```text
 //! guest --name--> agent: 127.64.0.1:53 --Query--> gateway: rules --Response--> 127.64.x.y
 //! guest --connection to it--> agent: 0.0.0.0:PORT --Connected, Data--> gateway: rules --> server
+//! guest --connection to another port--> kernel: refused, as a raw socket shows the gateway, or the agent of a VM
 //! ```
 //!
-//! The sandbox has no interface but its loopback interface, on which all of 127.0.0.0/8 leads to the agent.
+//! The sandbox has no interface but its loopback interface, on which all of 127.0.0.0/8 leads to the agent. With a raw
+//! socket, all IPv4 addresses do.
 
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 
 use cofferdam_contract::{Error, NetworkPolicy, Result};
 use cofferdam_egress::{PROXY_PORT, Plan, Reach};
@@ -46,12 +49,15 @@ pub fn plan(policy: &NetworkPolicy, backend: &str) -> Result<Option<Plan>> {
 
 /// The needs of a policy's network, read before its sandbox exists.
 #[derive(Debug)]
+#[cfg_attr(not(feature = "net"), expect(dead_code, reason = "only the gateway needs all of it"))]
 pub struct Opening {
     policy: NetworkPolicy,
     ports: Vec<u16>,
     access: Access,
     /// True if programs of the sandbox ran before, with another gateway.
     resumed: bool,
+    /// A raw socket in the sandbox's network.
+    requests: Option<OwnedFd>,
 }
 
 impl Opening {
@@ -64,7 +70,7 @@ impl Opening {
         match plan {
             Some(Plan { rules, ports, .. }) => {
                 let access = Access::of(policy, rules).await?;
-                Ok(Some(Self { policy: policy.clone(), ports, access, resumed: false }))
+                Ok(Some(Self { policy: policy.clone(), ports, access, resumed: false, requests: None }))
             }
             None => Ok(None),
         }
@@ -73,6 +79,11 @@ impl Opening {
     /// Notes that programs of the sandbox ran before, with another gateway.
     pub fn resumed(self) -> Self {
         Self { resumed: true, ..self }
+    }
+
+    /// Adds a raw socket in the sandbox's network, if there is one. It shows the connections that the kernel refuses.
+    pub fn with_requests(self, requests: Option<OwnedFd>) -> Self {
+        Self { requests, ..self }
     }
 
     /// Adds the ports and the variables to the settings of the connection to the guest.
@@ -167,7 +178,7 @@ mod serving {
     use std::time::Duration;
 
     use cofferdam_contract::{Error, ErrorKind, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
-    use cofferdam_egress::{Gateway, MAX_CONNECTIONS, Pace, Reach};
+    use cofferdam_egress::{Gateway, MAX_CONNECTIONS, PROXY_PORT, Pace, Reach};
     use parking_lot::Mutex;
     use tokio::sync::{Semaphore, broadcast};
     use tokio::task::JoinSet;
@@ -176,7 +187,7 @@ mod serving {
     use super::{Opening, RESOLVER};
     use crate::link::Link;
     use crate::streams::{self, Queries};
-    use crate::wire::{Request, Root};
+    use crate::wire::{self, Request, Root};
     use crate::{Guest, exec, files};
 
     /// The first address of a name.
@@ -203,7 +214,7 @@ mod serving {
         ///
         /// `Internal` if the settings had no ports, or if its network was started already. The errors of a write.
         pub async fn start(guest: &Guest, opening: Opening) -> Result<Self> {
-            let Opening { policy, ports, access, resumed } = opening;
+            let Opening { policy, ports, access, resumed, requests } = opening;
             let queries = guest.take_queries();
             let queries = queries
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the agent does not listen for a policy"))?;
@@ -216,7 +227,23 @@ mod serving {
                     return Err(error);
                 }
             }
-            let gateway = Arc::new(Gateway::without_sockets(access, RESOLVER, first_name(resumed)));
+            let mut gateway = Gateway::without_sockets(access, RESOLVER, first_name(resumed));
+            let served = [&ports[..], &[PROXY_PORT, wire::RESOLVER_PORT]].concat();
+            if let Some(requests) = requests {
+                gateway = gateway.with_requests(requests, &served).map_err(|error| {
+                    Error::new(ErrorKind::Io, "create", "cannot read the requests for connections").with_source(error)
+                })?;
+            }
+            let gateway = Arc::new(gateway);
+            let (refusing, pace) = (Arc::downgrade(&gateway), Mutex::new(Pace::of_connections()));
+            queries.on_request(move |to| {
+                if !served.contains(&to.port())
+                    && pace.lock().try_turn()
+                    && let Some(gateway) = refusing.upgrade()
+                {
+                    gateway.refuse(to);
+                }
+            });
             let mut tasks = JoinSet::new();
             let pace = Arc::new(tokio::sync::Mutex::new(Pace::of_connections()));
             let turns = Arc::new(Semaphore::new(MAX_CONNECTIONS));

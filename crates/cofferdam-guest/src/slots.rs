@@ -5,14 +5,14 @@
 //! read:  sent --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
 //! write: sent --Credit--> --Done--> over      list: sent --Entries--> --Done--> over
 //! watch: as read      mark: sent --Marked--> --Entries--> --Done--> over
-//! connection: sent --Connected--> open --Data, Credit, DataEnd--> --Done--> over     listen: sent --Done--> --Query...
+//! connection: sent --Connected--> open --Data, Credit, DataEnd--> --Done--> over     listen: sent --Done--> --Query, Requested...
 //! exec of a former host: running --Output--> --Ended--> over
 //! ```
 //!
 //! Any other answer is a protocol violation.
 
 use std::net::SocketAddrV4;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use cofferdam_contract::supervise::Ended;
@@ -152,7 +152,11 @@ pub struct ResolverQuery {
 pub struct ListenerSlot {
     pub listening: Notifier<i32>,
     pub queries: mpsc::Sender<ResolverQuery>,
+    pub requested: Arc<OnceLock<OnRequest>>,
 }
+
+/// The action on a connection that a guest has requested. It must bound what it keeps: a guest chooses the rate.
+pub type OnRequest = Box<dyn Fn(SocketAddrV4) + Send + Sync>;
 
 /// A sender of a single value.
 pub struct Notifier<T>(Option<oneshot::Sender<T>>);
@@ -333,6 +337,12 @@ pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'st
                     // Without a gateway, there are no responses.
                     Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(After::Go),
                 }
+            }
+            Answer::Requested { address, port } if listener.listening.is_notified() => {
+                if let Some(requested) = listener.requested.get() {
+                    requested(SocketAddrV4::new(address.into(), port));
+                }
+                Ok(After::Go)
             }
             _ => Err(UNEXPECTED),
         },

@@ -5,7 +5,7 @@
 use std::io;
 use std::net::SocketAddrV4;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use crate::error;
 use crate::flow::{Input, Reader};
 use crate::link::Link;
-use crate::slots::{ConnectionSlot, ListenerSlot, Notifier, Opened, ResolverQuery, Slot};
+use crate::slots::{ConnectionSlot, ListenerSlot, Notifier, OnRequest, Opened, ResolverQuery, Slot};
 use crate::window::{Inflow, READ_WINDOW, Window};
 use crate::wire::{MAX_PORTS, MAX_QUERIES, Request};
 
@@ -129,9 +129,16 @@ pub struct Queries {
     link: Weak<Link>,
     id: u64,
     receiver: mpsc::Receiver<ResolverQuery>,
+    requested: Arc<OnceLock<OnRequest>>,
 }
 
 impl Queries {
+    /// Sets the action on each connection that a guest requests, also to ports on which the agent does not listen, if
+    /// the agent sees them. It must not block, and bound what it keeps.
+    pub fn on_request(&self, action: impl Fn(SocketAddrV4) + Send + Sync + 'static) {
+        let _ = self.requested.set(Box::new(action));
+    }
+
     /// Waits for the next query. Returns `None` at the end of the connection.
     pub async fn next(&mut self) -> Option<ResolverQuery> {
         self.receiver.recv().await
@@ -152,11 +159,13 @@ pub async fn listen(link: &Arc<Link>, ports: &[u16]) -> Result<Queries> {
     }
     let (queries, receiver) = mpsc::channel(MAX_QUERIES);
     let (listening, listens) = Notifier::new();
-    let id = link.enroll(OPERATION, |_| Slot::Listener(ListenerSlot { listening, queries }))?;
+    let requested = Arc::default();
+    let slot = ListenerSlot { listening, queries, requested: Arc::clone(&requested) };
+    let id = link.enroll(OPERATION, |_| Slot::Listener(slot))?;
     let encoded: Vec<u8> = ports.iter().flat_map(|port| port.to_le_bytes()).collect();
     link.send(id, &Request::Listen { ports: &encoded });
     match link.wait(OPERATION, listens).await? {
-        0 => Ok(Queries { link: Arc::downgrade(link), id, receiver }),
+        0 => Ok(Queries { link: Arc::downgrade(link), id, receiver, requested }),
         errno => {
             let error = Error::new(ErrorKind::Unavailable, OPERATION, "the agent cannot listen on the policy's ports")
                 .with_source(io::Error::from_raw_os_error(errno));

@@ -173,6 +173,7 @@ proptest! {
             Answer::Reseeded { version: number, execs: data },
             Answer::Query { from: &[flag.into(); 7], data },
             Answer::Connected { address: number.to_le_bytes(), port: number as u16 },
+            Answer::Requested { address: number.to_le_bytes(), port: number as u16 },
             Answer::DataEnd,
         ] {
             answer_is_read_back(&answer);

@@ -117,6 +117,8 @@ pub fn files(access: &Access) -> Vec<(&'static str, Vec<u8>)> {
 /// Starts the gateway of a sandbox, whose sockets are those of its plan.
 #[cfg(feature = "net")]
 pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Result<Gateway> {
+    use std::os::fd::AsFd;
+
     use cofferdam_contract::ErrorKind;
 
     let listeners = plan.listeners().count();
@@ -129,7 +131,7 @@ pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Resul
     let listeners = sockets.by_ref().take(listeners).collect();
     let requests = sockets.next();
     if let Some(socket) = &requests {
-        crate::sys::filter::pass_requests(socket).map_err(failed)?;
+        cofferdam_linux::requests::pass_requests(socket.as_fd()).map_err(failed)?;
     }
     let sockets = cofferdam_egress::Sockets { listeners, resolver, resolver_listener, requests };
     Gateway::start(sockets, access).map_err(failed)

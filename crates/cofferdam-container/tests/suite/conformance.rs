@@ -4,9 +4,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use cofferdam_changes::sandbox::CopyOnWriteByCopy;
-use cofferdam_conformance::{Options, Outcome, Target, UnixPrograms, run};
+use cofferdam_conformance::{Options, Outcome, Target, TestImage, UnixPrograms, run};
 use cofferdam_contract::{Protection, Spec};
 
+use crate::images;
 use crate::support::{self, TestEngine};
 
 /// A case that fails if an engine changes a memory limit more slowly than a program fills it with files. The kernel
@@ -32,11 +33,17 @@ const OF_GVISOR: [(&str, &str); 9] = [
 
 async fn suite(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
     let before = engine.census().await;
+    let image = images::Small::create(engine).await;
     let backend = CopyOnWriteByCopy::wrap(Arc::new(engine.backend()));
-    let target = Target::new(backend, UnixPrograms::default()).with_spec(spec);
+    let target = Target::new(backend, UnixPrograms::default()).with_spec(spec).with_image(TestImage::new(
+        &image.name,
+        "/of-the-image",
+        "by the test",
+    ));
     let filter = std::env::var("COFFERDAM_TEST_CASE").ok();
     let whole = filter.is_none();
     let report = run(&target, &Options { parallelism: 2, filter, ..Options::default() }).await;
+    images::forget(engine, &image.name).await;
     for case in report.cases.iter().filter(|case| matches!(case.outcome, Outcome::Skipped(_))) {
         println!("{}: {case}", engine.name);
     }

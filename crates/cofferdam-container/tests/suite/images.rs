@@ -1,6 +1,6 @@
 //! Tests of listing, importing, pulling and refusing images.
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +11,36 @@ use parking_lot::Mutex;
 
 use crate::support::{self, TestEngine, unique};
 
-async fn forget(engine: &TestEngine, name: &str) {
+/// An image with a shell, `cat`, `env` and `rm` of this host, and a file of its own.
+pub(crate) struct Small {
+    pub name: String,
+}
+
+impl Small {
+    pub(crate) async fn create(engine: &TestEngine) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let put = |name: &str, contents: &[u8]| {
+            let path = directory.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, contents).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        for program in ["sh", "cat", "env", "rm"] {
+            let path = std::fs::canonicalize(Path::new("/bin").join(program)).unwrap();
+            put(&format!("bin/{program}"), &std::fs::read(&path).unwrap());
+            let listed = std::process::Command::new("ldd").arg(&path).output().unwrap().stdout;
+            for library in String::from_utf8_lossy(&listed).split_whitespace().filter(|word| word.starts_with('/')) {
+                put(&library[1..], &std::fs::read(library).unwrap());
+            }
+        }
+        put("of-the-image", b"by the test");
+        let name = format!("cofferdam-test/{}:v1", unique("small"));
+        engine.backend().import_image(directory.path(), &name).await.expect("the image is imported");
+        Self { name }
+    }
+}
+
+pub(crate) async fn forget(engine: &TestEngine, name: &str) {
     let options = RemoveImageOptionsBuilder::default().force(true).build();
     let _ = engine.negotiated().await.remove_image(name, Some(options), None).await;
 }

@@ -199,6 +199,40 @@ async fn a_fork_of_an_overlay_has_changes_of_its_own() {
     }
 }
 
+/// Promise (Containers): A fork of a container with an overlay stops its programs while the layer is copied, and not
+/// while the container of the fork is created.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fork_of_an_overlay_stops_its_source_for_the_copy_only() {
+    for engine in engines("a_fork_of_an_overlay_stops_its_source_for_the_copy_only") {
+        let directory = project();
+        let first = engine.backend().create(layered(&directory)).await.unwrap();
+        let ticks = "i=0; while [ $i -lt 100000 ]; do date +%s%N; sleep 0.01; i=$((i+1)); done >> /tmp/ticks";
+        let ticking = first.start(ExecRequest::shell(ticks).build().unwrap()).await.unwrap();
+        let mut seen = Vec::new();
+        // Other programs of this host can delay the ticks, too.
+        let is_short = |(pause, fork): &(u64, u64)| pause * 2 < *fork;
+        while seen.len() < 5 && !seen.iter().any(is_short) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let begun = Instant::now();
+            let fork = first.fork().await.unwrap();
+            let took = u64::try_from(begun.elapsed().as_nanos()).unwrap();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let ticks = succeeds(&first, "cat /tmp/ticks; : > /tmp/ticks").await;
+            let times: Vec<u64> = ticks.lines().filter_map(|line| line.parse().ok()).collect();
+            let pause = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap();
+            seen.push((pause, took));
+            fork.close().await.unwrap();
+        }
+        assert!(
+            seen.iter().any(is_short),
+            "{}: the source paused almost as long as its fork took: {seen:?}",
+            engine.name
+        );
+        ticking.cancel_within(Duration::ZERO).await.unwrap();
+        first.close().await.unwrap();
+    }
+}
+
 /// Promise (Containers): Where an overlay is refused, a copy-on-write workspace is a copy, and the posture has the
 /// reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

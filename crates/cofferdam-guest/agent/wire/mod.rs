@@ -10,7 +10,7 @@
 //! host --Start--> <--Started-- <--Output... --Input...--> <--Credit... --Signal--> <--Ended--
 //! host --Read--> <--Opened-- <--Data... --More--> <--Done--
 //! host --Write--> --Data...--> <--Credit... --Finish--> <--Done--
-//! host --Listen--> <--Done-- <--Query... --Response...-->
+//! host --Listen--> <--Done-- <--Query... --Response...--> <--Requested...
 //! host --Accept, Connect--> <--Connected-- <--Data... --More--> --Input...--> <--Credit...
 //!      --InputEnd--> <--DataEnd-- <--Done--
 //! host --Watch--> <--Opened-- <--Data... --More-->
@@ -369,6 +369,9 @@ pub enum Answer<'a> {
     DataEnd,
     /// A directory is watched, under this number.
     Marked { wd: i32 },
+    /// A program has requested a connection to this address and port, on which the agent may not listen. Only agents
+    /// that see such requests send it.
+    Requested { address: [u8; 4], port: u16 },
 }
 
 /// The failed step and its error.

@@ -300,6 +300,7 @@ impl<'a> Answer<'a> {
             18 => Self::Connected { address: it.bytes()?, port: it.u16()? },
             19 => Self::DataEnd,
             20 => Self::Marked { wd: it.i32()? },
+            21 => Self::Requested { address: it.bytes()?, port: it.u16()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(answer)

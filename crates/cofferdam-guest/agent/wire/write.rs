@@ -291,6 +291,7 @@ impl Answer<'_> {
             Self::Connected { .. } => 18,
             Self::DataEnd => 19,
             Self::Marked { .. } => 20,
+            Self::Requested { .. } => 21,
         }
     }
 
@@ -340,7 +341,7 @@ impl Answer<'_> {
                 sink.put(from);
                 sink.put(data);
             }
-            Self::Connected { address, port } => {
+            Self::Connected { address, port } | Self::Requested { address, port } => {
                 sink.put(&address);
                 sink.put(&port.to_le_bytes());
             }

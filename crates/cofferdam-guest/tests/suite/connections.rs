@@ -71,17 +71,19 @@ fn serve(guest: &Guest) -> tokio::sync::mpsc::UnboundedReceiver<SocketAddrV4> {
 async fn connections_of_guests_arrive_with_their_destination() {
     let (enclosure, guest) = guest_with(&[7, 8080]).await;
     let mut destinations = serve(&guest);
-    for (to, port, length) in [("127.64.1.0", 7, 3_000_000), ("127.64.1.9", 8080, 0), ("127.0.0.1", 7, 5)] {
+    for (to, port, length) in
+        [("127.64.1.0", 7, 3_000_000), ("127.64.1.9", 8080, 0), ("127.0.0.1", 7, 5), ("11.22.33.44", 7, 9)]
+    {
         let code =
             format!("data = bytes(i * 7 % 251 for i in range({length}))\nprint(talk('{to}', {port}, data) == data)");
         assert_eq!(python(&guest, &code).await, "True\n", "{to}:{port}");
         let expected = SocketAddrV4::new(to.parse().unwrap(), port);
         assert_eq!(destinations.recv().await, Some(expected));
     }
-    // Ports without a listener, and addresses that are not the sandbox itself.
-    for (to, error) in [(("127.64.1.0", 9), "ConnectionRefusedError"), (("11.22.33.44", 7), "OSError")] {
+    // Ports without a listener.
+    for to in [("127.64.1.0", 9), ("11.22.33.44", 9)] {
         let code = format!("try: talk{to:?}\nexcept OSError as error: print(type(error).__name__)");
-        assert_eq!(python(&guest, &code).await, format!("{error}\n"), "{to:?}");
+        assert_eq!(python(&guest, &code).await, "ConnectionRefusedError\n", "{to:?}");
     }
     guest.close().await;
     enclosure.ended().await;
@@ -297,7 +299,56 @@ print([talk(address, 80) for address in ('127.64.1.0', '127.64.9.9', '127.0.0.1'
     for text in ["the look-up of secret.evil.invalid", "127.64.9.9:80", "127.0.0.1:80"] {
         assert!(denials.contains(text), "{text}: {denials}");
     }
+    // A guest that floods its own kernel adds a bounded number of denials and events.
+    let mut events = network.events();
+    let (before, begun) = (network.usage().refused, std::time::Instant::now());
+    let code = "
+for at in range(30_000):
+    with socket.socket() as it: it.connect_ex(('127.64.1.0' if at < 3 else '11.22.33.44', 1000 + at))";
+    assert_eq!(python(&guest, code).await, "");
+    let (denials, refused) = (network.denials(), network.usage().refused - before);
+    let (first, max) =
+        (denials.iter().map(ToString::to_string), 129 + 200 * begun.elapsed().as_secs_f64().ceil() as u64);
+    let expected = "the connection to allowed.invalid:1000: the policy does not allow this port; --net \
+                    allowed.invalid:1000 would allow it";
+    assert!(first.into_iter().any(|denial| denial.contains(expected)), "{denials:?}");
+    assert!((100..=max).contains(&refused) && denials.len() <= 65, "{refused} of at most {max}, {}", denials.len());
+    let mut found = 0;
+    while let Ok(event) = events.try_recv() {
+        found += u64::from(event.port >= 1000);
+    }
+    assert!((100..=max).contains(&found), "{found} events");
     tokio::time::timeout(LONG, network.close()).await.unwrap();
     assert!(guest.is_alive());
     assert_eq!(shell(&guest, "echo alive").await.1, "alive\n");
+}
+
+/// Promise (Network): A VM's agent reports connections to ports that it does not serve, and none to the sandbox itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_other_ports_are_reported_before_the_exec_ends() {
+    let (enclosure, guest) = guest_with(&[7]).await;
+    let (sender, mut requested) = tokio::sync::mpsc::unbounded_channel();
+    let queries = guest.take_queries().unwrap();
+    queries.on_request(move |to| drop(sender.send(to.to_string())));
+    let code = "
+for at in range(3):
+    for to in ('127.0.0.1', 81), ('127.64.1.0', 81), ('11.22.33.44', 6667):
+        try: socket.create_connection(to)
+        except ConnectionRefusedError: continue
+        print('connected to', to)";
+    assert_eq!(python(&guest, code).await, "");
+    let mut all = Vec::new();
+    while let Ok(to) = requested.try_recv() {
+        all.push(to);
+    }
+    assert_eq!(all, ["127.64.1.0:81", "11.22.33.44:6667"].repeat(3));
+    // More than the outbox holds. What does not fit into the socket is lost, and the agent keeps serving.
+    let code = "
+for at in range(20_000):
+    with socket.socket() as it: it.connect_ex(('127.64.1.0', 81))";
+    assert_eq!(python(&guest, code).await, "");
+    assert_eq!(requested.recv().await.as_deref(), Some("127.64.1.0:81"));
+    assert_eq!(python(&guest, "print('served')").await, "served\n");
+    guest.close().await;
+    enclosure.ended().await;
 }

@@ -44,9 +44,23 @@ cd /
 umount -l old
 rmdir old
 mount -o remount,ro,bind /
-exec /usr/bin/unshare --user --map-user=1000 --map-group=1000 --keep-caps \
+exec /usr/bin/python3 -c "$5" /usr/bin/unshare --user --map-user=1000 --map-group=1000 --keep-caps \
     /usr/bin/setpriv --bounding-set=-all --ambient-caps=-all --inh-caps=-all /.cofferdam/init
 "#;
+
+/// A program that executes its arguments with a raw socket as descriptor 5, as the init of a VM does, and leads all
+/// addresses to the loopback interface.
+const REQUESTS: &str = r"
+import ctypes, os, signal, socket, struct, subprocess, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+subprocess.run(['/usr/sbin/ip', 'route', 'add', 'local', 'default', 'dev', 'lo', 'table', 'local'], check=True)
+code = ((0xb1, 0, 0, 0), (0x50, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 2), (6, 0, 0, 80), (6, 0, 0, 0))
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *each) for each in code))
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+raw.setsockopt(socket.SOL_SOCKET, 26, struct.pack('HL', 6, ctypes.addressof(code)))
+os.dup2(raw.fileno(), 5)
+os.execv(sys.argv[1], sys.argv[1:])
+";
 
 /// One enclosure. Dropping it ends it.
 pub struct Enclosure {
@@ -74,7 +88,7 @@ impl Enclosure {
         let mut command = ordinary();
         command.args(["unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"]);
         command.args(["--fork", "--kill-child", "sh", "-c", SCRIPT, "sh"]).arg(&root).arg(&agent);
-        command.args([disk, disk / 8].map(|size| size.to_string()));
+        command.args([disk, disk / 8].map(|size| size.to_string())).arg(REQUESTS);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let streams = Streams { reader: child.stdout.take().unwrap(), writer: child.stdin.take().unwrap() };

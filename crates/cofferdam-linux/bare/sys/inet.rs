@@ -5,6 +5,7 @@ use super::{Fd, Res, call, checked, ioctl, number, retried};
 const AF_INET: usize = 2;
 const SOCK_STREAM: usize = 1;
 const SOCK_DGRAM: usize = 2;
+const SOCK_RAW: usize = 3;
 const FLAGS: usize = 0o2_004_000;
 const IPPROTO_TCP: usize = 6;
 const TCP_NODELAY: usize = 1;
@@ -49,8 +50,12 @@ impl Address {
 }
 
 fn socket(kind: usize) -> Res<Fd> {
+    socket_of(AF_INET, kind, 0)
+}
+
+fn socket_of(family: usize, kind: usize, protocol: usize) -> Res<Fd> {
     // SAFETY: plain numbers; the descriptor is new.
-    unsafe { checked(call(number::SOCKET, [AF_INET, kind | FLAGS, 0, 0, 0, 0])) }.map(|fd| Fd::own(fd as i32))
+    unsafe { checked(call(number::SOCKET, [family, kind | FLAGS, protocol, 0, 0, 0])) }.map(|fd| Fd::own(fd as i32))
 }
 
 fn bind(socket: &Fd, to: Endpoint) -> Res<()> {
@@ -147,6 +152,40 @@ pub fn send_to(socket: &Fd, data: &[u8], to: Endpoint) -> Res<()> {
         [socket.raw(), data.as_ptr() as usize, data.len(), MSG_DONTWAIT, &raw const address as usize, LENGTH];
     // SAFETY: buffer and structure have the lengths that are passed.
     retried(|| unsafe { checked(call(number::SENDTO, arguments)) }).map(drop)
+}
+
+/// Creates a raw socket of TCP that receives the packets which a filter passes.
+pub fn raw_tcp(filter: &[u64]) -> Res<Fd> {
+    #[repr(C)]
+    struct Program {
+        length: u16,
+        filter: *const u64,
+    }
+    const SO_ATTACH_FILTER: usize = 26;
+    let socket = socket_of(AF_INET, SOCK_RAW, IPPROTO_TCP)?;
+    let program = Program { length: filter.len() as u16, filter: filter.as_ptr() };
+    let arguments =
+        [socket.raw(), SOL_SOCKET, SO_ATTACH_FILTER, &raw const program as usize, size_of::<Program>(), 0];
+    // SAFETY: the structure and its instructions are as the kernel expects, and have the lengths that are passed.
+    unsafe { checked(call(number::SETSOCKOPT, arguments)) }?;
+    Ok(socket)
+}
+
+/// Sends a request about routes to the kernel, and returns its answer.
+pub fn change_routes(request: &[u32]) -> Res<()> {
+    const AF_NETLINK: usize = 16;
+    let socket = socket_of(AF_NETLINK, SOCK_RAW, 0)?;
+    let arguments = [socket.raw(), request.as_ptr() as usize, size_of_val(request), 0, 0, 0];
+    // SAFETY: the buffer has the length that is passed, and there is no address.
+    unsafe { checked(call(number::SENDTO, arguments)) }?;
+    let mut answer = [0; 64];
+    let length = super::read(socket.number(), &mut answer)?;
+    let error = answer.get(..length).and_then(|answer| answer.get(16..20)?.try_into().ok());
+    match error.map(i32::from_le_bytes) {
+        Some(0) => Ok(()),
+        Some(error) => Err(-error),
+        None => Err(super::EBADMSG),
+    }
 }
 
 /// Brings the loopback interface up. The kernel gives it the address 127.0.0.1/8.

@@ -83,6 +83,17 @@ impl Foreign {
         number(dir, SOCKETS_V1)
     }
 
+    /// Opens the directory of one of the processes in the proc file system. Returns `None` if the caller sees none.
+    pub fn open_process(&self) -> Option<OwnedFd> {
+        self.stats.processes(MAX_LISTED).into_iter().find_map(|pid| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let process = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).ok()?;
+            // The process id may have been reused.
+            let groups = read(process.as_fd(), "cgroup").ok()?;
+            groups.contains(&self.name).then_some(process)
+        })
+    }
+
     /// Gives the processes the maximum share of processors, so that killed ones can end. Does nothing if the caller
     /// lacks permission.
     pub fn raise(&self) {

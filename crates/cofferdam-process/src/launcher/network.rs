@@ -10,12 +10,10 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use cofferdam_egress::{NETWORK, RESOLVER};
-use cofferdam_linux::namespace;
+use cofferdam_linux::{namespace, requests};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 
 use crate::protocol::NetworkPlan;
 
@@ -29,11 +27,6 @@ const SETTINGS: [(&str, &[u64]); 4] = [
 
 /// The maximum of connections to one of the owner's sockets that wait to be accepted.
 const BACKLOG: i32 = 64;
-
-/// The number of the loopback interface, the first one of every network namespace.
-const LOOPBACK: u32 = 1;
-/// The length of the request for a route: the headers of netlink and of the route, and two attributes.
-const ROUTE_REQUEST: u32 = 16 + 12 + 2 * 8;
 
 /// Older kernels (seen: 6.1) hide settings of this directory in the network namespace of an ordinary user.
 const MAYBE_HIDDEN: &str = "core/";
@@ -62,40 +55,14 @@ pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
 /// everything for IPv4 addresses to them, and to nothing else: there is no other interface than the loopback.
 pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
     namespace::add_loopback_address(1, RESOLVER, NETWORK.1)?;
-    route_to_loopback()?;
+    requests::route_to_loopback(RESOLVER)?;
     let mut sockets = vec![socket(SocketType::DGRAM, RESOLVER, 53)?, socket(SocketType::STREAM, RESOLVER, 53)?];
     for (address, port) in plan.listeners() {
         sockets.push(socket(SocketType::STREAM, address, port)?);
     }
     // A host may withhold the capability. Then only refusals of other ports are not reported.
-    sockets.extend(socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::TCP)));
+    sockets.extend(requests::open());
     Ok(sockets)
-}
-
-/// Makes every IPv4 address one of the loopback interface's, so that the gateway sees what programs wanted.
-fn route_to_loopback() -> io::Result<()> {
-    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL;
-    let mut message = Vec::with_capacity(ROUTE_REQUEST as usize);
-    message.extend(ROUTE_REQUEST.to_ne_bytes());
-    message.extend([libc::RTM_NEWROUTE, flags as u16].map(u16::to_ne_bytes).concat());
-    message.extend([0; 8]);
-    // The family, lengths of prefixes, the table and the kind of route. There are no flags.
-    message.extend([libc::AF_INET as u8, 0, 0, 0, libc::RT_TABLE_LOCAL, libc::RTPROT_STATIC]);
-    message.extend([libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0]);
-    for (attribute, value) in [(libc::RTA_OIF, LOOPBACK.to_ne_bytes()), (libc::RTA_PREFSRC, RESOLVER.octets())] {
-        message.extend([8, attribute].map(u16::to_ne_bytes).concat());
-        message.extend(value);
-    }
-    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    rustix::net::send(&socket, &message, SendFlags::empty())?;
-    let mut answer = [0; 64];
-    let (length, _) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty())?;
-    // The answer is an error with the number 0 if there was none.
-    match answer[..length].get(16..20).and_then(|error| error.try_into().ok()).map(i32::from_ne_bytes) {
-        Some(0) => Ok(()),
-        Some(errno) => Err(io::Error::from_raw_os_error(-errno)),
-        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
-    }
 }
 
 /// Moves the calling process to a network, and creates TCP sockets there that are not connected: for IPv4, and for IPv6

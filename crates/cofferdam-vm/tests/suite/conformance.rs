@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_changes::sandbox::CopyOnWriteByCopy;
-use cofferdam_conformance::{Options, Outcome, Progress, Report, Target, UnixPrograms, cases, run};
+use cofferdam_conformance::{Options, Outcome, Progress, Report, Target, TestImage, UnixPrograms, cases, run};
 use cofferdam_contract::{Backend, ByteSize, Capabilities, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec};
-use cofferdam_vm::VmBackend;
+use cofferdam_image::store::{ImageConfig, ImageStore, Options as StoreOptions};
+use cofferdam_linux::named::Directory;
+use cofferdam_vm::{VmBackend, VmConfig};
 
 use crate::support;
 
@@ -71,7 +73,8 @@ fn groups() -> BTreeSet<String> {
 
 /// Runs groups of cases one after the other, two cases at a time.
 async fn run_groups(backend: Arc<dyn Backend>, groups: &BTreeSet<String>, root: &Path) -> Vec<Report> {
-    let target = Target::new(backend, UnixPrograms::default()).with_root(root);
+    let image = TestImage::new("conformance:1", "/of-the-image", "by the test");
+    let target = Target::new(backend, UnixPrograms::default()).with_root(root).with_image(image);
     let mut reports = Vec::new();
     for group in groups {
         let progress: Progress = Arc::new(|case| println!("{case}"));
@@ -98,10 +101,21 @@ async fn run_all(backend: VmBackend, root: &Path, all_booted: bool) -> Vec<Repor
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance_suite_passes_on_emulated_vms() {
     let test = "conformance_suite_passes_on_emulated_vms";
-    let Some(backend) = support::backend(test) else { return };
+    if support::image(test).is_none() {
+        return;
+    }
     let before = support::census();
-    let root = tempfile::tempdir().unwrap();
+    let (root, other, store) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     support::root(root.path()).expect("packages are cached");
+    support::root(other.path()).expect("packages are cached");
+    std::fs::write(other.path().join("of-the-image"), "by the test").unwrap();
+    let images = ImageStore::open(store.path(), StoreOptions::default()).expect("a store");
+    let directory = Directory::open(other.path()).unwrap();
+    let name = "conformance:1".parse().unwrap();
+    images.import_directory(&directory, &ImageConfig::default(), &name, &mut |_| {}).expect("imported");
+    let config = VmConfig { container_images: Some(store.path().to_owned()), ..support::config() };
+    let backend = VmBackend::new(config).expect("the configuration is valid");
     let all_booted = std::env::var_os("COFFERDAM_TEST_MACHINES").is_some_and(|value| value == "all");
     // Template snapshots are dropped with the backend.
     let reports = run_all(backend, root.path(), all_booted).await;

@@ -95,3 +95,73 @@ attempt(talk, '1.1.1.1', 80)"
     check(&claimed, "three", "one").await;
     promptly(claimed.close()).await.unwrap();
 }
+
+/// Promise (Network): A snapshot of a VM has no value of a secret. A copy reads the value again, and has another
+/// placeholder.
+#[cfg(feature = "net")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_of_a_vm_has_no_secret() {
+    use cofferdam_contract::{NetworkPolicy, NetworkRule, NetworkRules, NetworkSecret, SecretPlace};
+    use cofferdam_vm::VmSnapshot;
+
+    // The value, and its base64 at each of the three positions in a group of bytes.
+    const VALUE: &str = "token-5e1c09d7b3aa";
+    const BASE64: [&str; 3] = ["dG9rZW4tNWUxYzA5ZDdiM2Fh", "Rva2VuLTVlMWMwOWQ3YjNhY", "0b2tlbi01ZTFjMDlkN2IzYW"];
+
+    let Some(backend) = support::backend("a_snapshot_of_a_vm_has_no_secret") else { return };
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("token");
+    std::fs::write(&file, VALUE).unwrap();
+    let hosts = vec!["api.invalid:443".to_owned()];
+    let secret = NetworkSecret {
+        name: "API_TOKEN".to_owned(),
+        from: format!("file:{}", file.display()),
+        hosts: hosts.clone(),
+        place: SecretPlace::Header("authorization".to_owned()),
+        max_uses: None,
+    };
+    let allow = hosts.into_iter().map(|host| NetworkRule { host, ..NetworkRule::default() }).collect();
+    let policy = NetworkPolicy::Rules(NetworkRules { allow, secrets: vec![secret] });
+    let spec = Spec::builder().network(policy).build().unwrap();
+    let sandbox = promptly(backend.create(spec.clone())).await.unwrap();
+    // A program that keeps its placeholder in memory, and in a file.
+    let keep = "import os, time\nkept = os.environ['API_TOKEN']\nopen('/workspace/kept', 'w').write(kept)\n\
+                print(kept, flush=True)\ntime.sleep(3600)";
+    let handle = promptly(sandbox.start(python(keep))).await.unwrap();
+    let Some(OutputEvent::Chunk(first)) = promptly(handle.output().next()).await else { panic!("it prints") };
+    let placeholder = String::from_utf8(first.data.to_vec()).unwrap().trim().to_owned();
+    let snapshot = promptly(sandbox.snapshot()).await.unwrap();
+    let taken = VmSnapshot::of(&snapshot).unwrap();
+    let mut bytes = serde_json::to_vec(taken.manifest()).unwrap();
+    for file in [taken.state().memory(), taken.state().devices()].into_iter().chain(taken.disk()) {
+        use std::os::unix::fs::FileExt;
+        let mut part = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+        file.read_exact_at(&mut part, 0).unwrap();
+        bytes.extend(part.chunks(4096).filter(|page| **page != [0; 4096][..page.len()]).flatten());
+    }
+    let has = |text: &str| contains(&bytes, text.as_bytes());
+    assert!(has(&placeholder), "the placeholder of a running program is in a snapshot");
+    for text in [VALUE].into_iter().chain(BASE64) {
+        assert!(!has(text), "{text} is in the snapshot");
+    }
+
+    std::fs::remove_file(&file).unwrap();
+    let copies = [promptly(backend.restore(snapshot.clone(), spec.clone())).await, promptly(sandbox.fork()).await];
+    for copied in copies {
+        let error = copied.expect_err("the secret has no source").to_string();
+        assert!(error.contains("API_TOKEN") && !error.contains(VALUE), "{error}");
+    }
+    std::fs::write(&file, VALUE).unwrap();
+    let copy = promptly(backend.restore(snapshot, spec)).await.unwrap();
+    let done = promptly(copy.exec(python("import os\nprint(os.environ['API_TOKEN'])"))).await.unwrap();
+    let printed = String::from_utf8_lossy(&done.stdout);
+    assert!(!printed.trim().is_empty() && printed.trim() != placeholder && !printed.contains(VALUE), "{printed}");
+    promptly(copy.close()).await.unwrap();
+    promptly(sandbox.close()).await.unwrap();
+}
+
+/// Returns true if bytes contain others.
+#[cfg(feature = "net")]
+fn contains(bytes: &[u8], text: &[u8]) -> bool {
+    bytes.windows(text.len()).any(|window| window == text)
+}

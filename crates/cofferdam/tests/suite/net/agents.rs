@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::{PRELUDE, Place, outcome};
-use crate::cli::{containers, machines};
+use crate::cli::{WEAKER, containers, machines};
 
 /// Returns a run of a line of Python in the servers' network, under a backend.
 fn run(place: &Place, backend: &str, policy: &str, code: &str) -> Command {
@@ -161,6 +161,39 @@ fn a_container_reaches_the_hosts_of_its_policy() {
     check(&place, "docker", containers::with_engine);
     // The same API, by another engine.
     check(&place, "docker", with_podman);
+}
+
+/// Promise (Network): Refused connections of a container are listed on every port, and `--net-learn` learns them.
+#[test]
+fn refused_connections_of_a_container_are_listed() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIP refused_connections_of_a_container_are_listed: only root can join its network");
+    }
+    // Not in the servers' namespaces, where the container's processes are invisible.
+    let code = format!("{PRELUDE}\nattempt(talk, 'web.example', 6667)\nattempt(talk, '11.22.33.44', 6667)");
+    for (options, expected) in [
+        (
+            &["--net", "web.example:80"][..],
+            &[
+                "refused the connection to web.example:6667: the policy does not allow this port; --net \
+                 web.example:6667 would allow it",
+                "refused the connection to 11.22.33.44:6667: no name in the policy resolved to it\n",
+            ][..],
+        ),
+        (&["--net-learn"], &["the smallest policy that allows this: --net 11.22.33.44:6667,web.example:6667"]),
+    ] {
+        for with in [containers::with_engine, with_podman] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+            command.args(["run", "--backend", "docker", "--timeout", "120s"]);
+            command.args(["--allow-weaker", WEAKER]).args(options).args(["--", "python3", "-c", &code]);
+            let Some(mut command) = with(command) else { return };
+            let (status, stdout, stderr) = outcome(&mut command);
+            assert_eq!((status, stdout.as_str()), (0, &*"failed: ConnectionRefusedError\n".repeat(2)), "{stderr}");
+            for text in expected {
+                assert!(stderr.contains(text), "{text}: {stderr}");
+            }
+        }
+    }
 }
 
 /// Promise (Network): A VM reaches the hosts and ports of its policy by name, and nothing else.

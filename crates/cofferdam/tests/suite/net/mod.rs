@@ -11,6 +11,7 @@ mod packages;
 mod policies;
 mod proxies;
 mod secrets;
+mod served;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
