@@ -6,6 +6,7 @@
 //! - A renamed file is a new file and a deletion. If the new file is discarded, its deletion is too, or the contents
 //!   would be lost. The deletion stays if the workspace has the new file already, so that the rest of an application of
 //!   selected paths can be applied later.
+//!   An applied change is removed alone.
 //! - A cleared directory deletes what the change set does not contain. If a part of it is discarded, the deletions that
 //!   remain are written down one by one.
 
@@ -65,13 +66,35 @@ impl<'a> Remainder<'a> {
         if dropped.is_empty() {
             return Err(ChangesError::NoMatch);
         }
+        let (lost, cleared): (Vec<_>, Vec<_>) = set.cleared().iter().cloned().partition(|path| only.matches(path));
+        let gone = dropped.iter().copied().chain(lost.iter().map(PathBuf::as_path)).collect();
+        Ok(Self::cut(set, &all, &dropped, cleared, &gone))
+    }
+
+    /// Removes applied changes. A directory stays while a change in it does, so that the change still has its directory if
+    /// the workspace loses it meanwhile.
+    pub fn unapplied(set: &'a ChangeSet, directory: BorrowedFd<'_>, applied: &[PathBuf]) -> Result<Self> {
+        let all = resolve::expand_renamed(set, directory)?;
+        let gone: BTreeSet<&Path> = applied.iter().map(PathBuf::as_path).collect();
+        let rest: BTreeSet<&Path> =
+            all.iter().map(|change| change.path.as_path()).filter(|path| !gone.contains(path)).collect();
+        let dropped = all.iter().map(|change| change.path.as_path());
+        let dropped = dropped.filter(|path| gone.contains(path) && !reaches(&rest, path)).collect();
+        Ok(Self::cut(set, &all, &dropped, set.cleared().to_vec(), &gone))
+    }
+
+    /// Removes `dropped` from `all` changes. If one of `gone` is in a directory of `cleared`, the deletions that remain
+    /// replace these directories.
+    fn cut(
+        set: &'a ChangeSet,
+        all: &[Change],
+        dropped: &BTreeSet<&Path>,
+        cleared: Vec<PathBuf>,
+        gone: &BTreeSet<&Path>,
+    ) -> Self {
         let (out, rest): (Vec<_>, Vec<_>) =
             all.iter().cloned().partition(|change| dropped.contains(change.path.as_path()));
-        let (lost, cleared): (Vec<_>, Vec<_>) = set.cleared().iter().cloned().partition(|path| only.matches(path));
-        let gone: BTreeSet<&Path> = dropped.iter().copied().chain(lost.iter().map(PathBuf::as_path)).collect();
-        // What is beneath a path follows it in the order of paths.
-        let is_cut = |path: &Path| gone.range(path..).next().is_some_and(|gone| gone.starts_with(path));
-        let is_cut = cleared.iter().any(|path| is_cut(path));
+        let is_cut = cleared.iter().any(|path| reaches(gone, path));
         let discarded = Discarded { paths: reviewed(&out).map(|change| change.path.clone()).collect(), remaining: 0 };
         let discarded = Discarded { remaining: reviewed(&rest).count(), ..discarded };
         let (changes, cleared) = if is_cut {
@@ -80,7 +103,7 @@ impl<'a> Remainder<'a> {
             let kept = set.changes().iter().filter(|change| !dropped.contains(change.path.as_path()));
             (kept.cloned().collect(), cleared)
         };
-        Ok(Self { set, changes, cleared, discarded })
+        Self { set, changes, cleared, discarded }
     }
 
     /// Returns true if nothing remains.
@@ -111,6 +134,11 @@ impl<'a> Remainder<'a> {
         }
         writer.finish().map(drop)
     }
+}
+
+/// Returns true if one of the paths is this one or beneath it. What is beneath a path follows it in the order of paths.
+fn reaches(paths: &BTreeSet<&Path>, path: &Path) -> bool {
+    paths.range(path..).next().is_some_and(|next| next.starts_with(path))
 }
 
 /// Returns the path of the deletion that deletes a renamed file: its own, or that of a directory above it.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! .tmp-ID (locked by its writer) --complete, synced--> ID.tar --discard, prune--> removed
-//! ID.tar --discard_only--> .tmp-ID --complete, synced--> ID.tar
+//! ID.tar --discard_only, discard_applied--> .tmp-ID --complete, synced--> ID.tar
 //! ```
 //!
 //! A file gets its final name under the lock of the store. The file of a process that was killed keeps its temporary
@@ -226,10 +226,28 @@ impl Store {
     ///
     /// [`ChangesError::NoMatch`], those of [`Store::get`], and those of the operating system.
     pub fn discard_only(&self, id: &str, directory: BorrowedFd<'_>, only: &Globs) -> Result<(Id, Discarded)> {
+        self.shrink(id, |set| Remainder::of(set, directory, only))
+    }
+
+    /// Removes applied changes from a stored change set, or the whole change set if nothing else is in it. A directory
+    /// stays while a change in it does. `directory` is the workspace. After an error or a kill, the change set is as before.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Store::get`], and those of the operating system.
+    pub fn discard_applied(&self, id: &str, directory: BorrowedFd<'_>, applied: &[PathBuf]) -> Result<(Id, Discarded)> {
+        self.shrink(id, |set| Remainder::unapplied(set, directory, applied))
+    }
+
+    fn shrink(
+        &self,
+        id: &str,
+        remainder: impl for<'a> FnOnce(&'a ChangeSet) -> Result<Remainder<'a>>,
+    ) -> Result<(Id, Discarded)> {
         // Held to the end: of two removals at once, the second begins with the result of the first.
         let _lock = self.lock()?;
         let (id, set) = self.get(id)?;
-        let rest = Remainder::of(&set, directory, only)?;
+        let rest = remainder(&set)?;
         if rest.is_empty() {
             self.remove(id.file())?;
             return Ok((id, rest.discarded));

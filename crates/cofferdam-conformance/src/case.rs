@@ -11,7 +11,7 @@ use cofferdam_contract::{
 };
 use parking_lot::Mutex;
 
-use crate::{GuestProgram, Options, Programs, READY, Target};
+use crate::{GuestProgram, Options, Programs, READY, Target, TestImage};
 
 /// A reason to end a case early.
 #[derive(Debug)]
@@ -128,6 +128,11 @@ impl Context {
     /// Returns a root file system that the caller provides.
     pub(crate) fn root(&self) -> Outcome<&Path> {
         self.target.root.as_deref().ok_or_else(|| Stop::skip("no root directory was provided"))
+    }
+
+    /// Returns an image that the host has.
+    pub(crate) fn image(&self) -> Outcome<&TestImage> {
+        self.target.image.as_ref().ok_or_else(|| Stop::skip("no image was provided"))
     }
 
     pub(crate) fn large_file(&self) -> ByteSize {

@@ -38,5 +38,5 @@ pub use case::CaseInfo;
 pub use programs::{GuestProgram, Programs, READY};
 pub use report::{CaseResult, Outcome, Report};
 pub use run::{cases, run};
-pub use target::{Census, Options, Progress, Target};
+pub use target::{Census, Options, Progress, Target, TestImage};
 pub use unix::UnixPrograms;

@@ -25,12 +25,13 @@ pub struct Target {
     pub(crate) spec: Spec,
     pub(crate) census: Option<Census>,
     pub(crate) root: Option<PathBuf>,
+    pub(crate) image: Option<TestImage>,
 }
 
 impl Target {
     /// Creates a target from a backend and programs that its guests can run.
     pub fn new(backend: Arc<dyn Backend>, programs: impl Programs + 'static) -> Self {
-        Self { backend, programs: Arc::new(programs), spec: Spec::default(), census: None, root: None }
+        Self { backend, programs: Arc::new(programs), spec: Spec::default(), census: None, root: None, image: None }
     }
 
     /// Sets the spec that every case begins with, for hosts that need `allow_weaker` or an attribute. Cases change its
@@ -55,6 +56,42 @@ impl Target {
     pub fn with_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.root = Some(root.into());
         self
+    }
+
+    /// Sets an image that the host has and in which the programs also run, for the cases of
+    /// [`Image`](cofferdam_contract::Capability::Image).
+    #[must_use]
+    pub fn with_image(mut self, image: TestImage) -> Self {
+        self.image = Some(image);
+        self
+    }
+}
+
+/// An image that the host under test has, with what its sandboxes must show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TestImage {
+    /// The reference that specs name.
+    pub reference: String,
+    /// The path of a file that only this image has, and its contents.
+    pub file: (String, String),
+    /// The variables of its configuration that the backend sets.
+    pub env: Vec<(String, String)>,
+    /// The uid of its configuration, if the backend uses it.
+    pub user: Option<u32>,
+    /// The working directory of its configuration, if the backend uses it.
+    pub working_dir: Option<String>,
+}
+
+impl TestImage {
+    /// Creates the description of an image with this file, for a backend that uses no settings of images.
+    pub fn new(reference: impl Into<String>, path: impl Into<String>, contents: impl Into<String>) -> Self {
+        Self {
+            reference: reference.into(),
+            file: (path.into(), contents.into()),
+            env: Vec::new(),
+            user: None,
+            working_dir: None,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cofferdam_conformance::{Options, Target, run};
+use cofferdam_conformance::{Options, Outcome, Target, TestImage, run};
 use cofferdam_contract::{Protection, ProtectionState};
 use cofferdam_simulated::{SimulatedBackend, SimulatedConfig, SimulatedPrograms};
 use support::{Defect, broken, failed};
@@ -30,7 +30,9 @@ async fn caught(defect: Defect, case: &str) -> Result<(), String> {
     let group = case.split('/').next().unwrap_or_default();
     let options =
         Options { filter: Some(format!("{group}/")), large_file: "1M".parse().unwrap(), ..Options::default() };
-    let report = run(&Target::new(Arc::new(backend), SimulatedPrograms), &options).await;
+    // Only the wrapper has images: each is the workspace with this file.
+    let image = TestImage::new("test:latest", support::IMAGE_FILE, "of the image");
+    let report = run(&Target::new(Arc::new(backend), SimulatedPrograms).with_image(image), &options).await;
     match failed(&report).contains(case) {
         true => Ok(()),
         false => Err(format!("{defect:?} was not caught by {case}, but by {:?}", failed(&report))),
@@ -74,6 +76,9 @@ async fn each_defect_fails_its_case() {
         (D::LosesLabels, "sandbox/spec-is-kept"),
         (D::AcceptsUnknownAttributes, "sandbox/unknown-attribute"),
         (D::SkipsValidation, "sandbox/invalid-spec"),
+        (D::ImagesAreEmpty, "image/runs-its-program"),
+        (D::ImagesShareARoot, "image/root-is-private"),
+        (D::ImagesAreEmpty, "image/missing-is-named"),
         (D::HasNoMemoryLimit, "limits/memory"),
         (D::HasNoCpuLimit, "limits/cpu"),
         (D::HasNoProcessLimit, "limits/processes"),
@@ -112,6 +117,24 @@ async fn the_wrapper_alone_fails_nothing() {
     let options = Options { large_file: "1M".parse().unwrap(), ..Options::default() };
     let report = run(&Target::new(Arc::new(backend), SimulatedPrograms), &options).await;
     assert!(report.is_success(), "{report}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_with_sound_images_passes() {
+    let backend = broken(SimulatedBackend::default(), Defect::SoundImages);
+    let mut image = TestImage::new("test:latest", support::IMAGE_FILE, "of the image");
+    image.working_dir = Some("/workspace".to_owned());
+    let options = Options { filter: Some("image/".into()), ..Options::default() };
+    let report = run(&Target::new(Arc::new(backend), SimulatedPrograms).with_image(image.clone()), &options).await;
+    assert!(report.is_success() && report.cases.iter().all(|case| case.outcome == Outcome::Passed), "{report}");
+    // Settings that the image does not have are missed.
+    let variable = TestImage { env: vec![("GREETING".to_owned(), "hello".to_owned())], ..image.clone() };
+    let directory = TestImage { working_dir: Some("/app".to_owned()), ..image };
+    for image in [variable, directory] {
+        let backend = broken(SimulatedBackend::default(), Defect::SoundImages);
+        let report = run(&Target::new(Arc::new(backend), SimulatedPrograms).with_image(image), &options).await;
+        assert_eq!(failed(&report), BTreeSet::from(["image/runs-its-program"]), "{report}");
+    }
 }
 
 /// Promise (Warm sandboxes and pools): The conformance suite finds a warm sandbox that a backend leaves.

@@ -1,12 +1,14 @@
 //! Temporary files and directories of applications, and the removal of those whose process was killed.
 //!
 //! A temporary file or directory is locked by its process. Links and new, empty directories cannot be locked, or are not
-//! locked yet: they belong to no living process if this one has the lock of the workspace exclusively.
+//! locked yet: they belong to no living process if this one has the lock of the workspace exclusively. Links are also removed
+//! when they are old.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 
@@ -18,6 +20,8 @@ use crate::tree;
 const TEMPORARY: &str = ".cofferdam-tmp-";
 /// Number of random bytes in such a name.
 const RANDOM: usize = 12;
+/// Age at which a temporary link belongs to no living process: it gets its final name at once.
+const MAX_LINK_AGE: Duration = Duration::from_secs(60);
 /// Maximum number of names in a directory in which leftovers are searched for.
 const MAX_SEARCHED: usize = 100_000;
 
@@ -53,7 +57,9 @@ fn remove(directory: BorrowedFd<'_>, name: &OsStr, is_exclusive: bool) -> io::Re
                 rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
             }
         }
-        FileType::Symlink if is_exclusive => rustix::fs::unlinkat(directory, name, AtFlags::empty())?,
+        FileType::Symlink if is_exclusive || is_older(&stat, MAX_LINK_AGE) => {
+            rustix::fs::unlinkat(directory, name, AtFlags::empty())?
+        }
         FileType::Directory if is_exclusive => {
             let below = tree::subdirectory(directory, name)?;
             if lock::try_lock(&below).is_ok() {
@@ -67,6 +73,12 @@ fn remove(directory: BorrowedFd<'_>, name: &OsStr, is_exclusive: bool) -> io::Re
         _ => {}
     }
     Ok(())
+}
+
+/// Returns true if a file was created or renamed longer ago than this.
+fn is_older(stat: &Stat, age: Duration) -> bool {
+    let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_ctime).unwrap_or(0));
+    changed.elapsed().is_ok_and(|since| since > age)
 }
 
 /// Returns the device and the mount of a directory.
@@ -117,6 +129,16 @@ mod tests {
         for name in [".cofferdam-tmp-", ".cofferdam-tmp-0123", ".cofferdam-tmp-0123456789abcdef0123456g", "x"] {
             assert!(!is_temporary(OsStr::new(name)), "{name}");
         }
+    }
+
+    #[test]
+    fn old_links_are_those_of_killed_processes() {
+        let temp = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("x", temp.path().join("link")).unwrap();
+        let mut stat = rustix::fs::lstat(temp.path().join("link")).unwrap();
+        assert!(!is_older(&stat, MAX_LINK_AGE));
+        stat.st_ctime -= 62;
+        assert!(is_older(&stat, MAX_LINK_AGE));
     }
 
     /// Promise (Files): What a killed application left is removed. Nothing else is, and nothing through a link.

@@ -152,6 +152,75 @@ fn no_half_of_a_rename_loses_the_file() {
     assert_eq!(exist(&f, &["old", "new", "moved/b"]), [false, true, true]);
 }
 
+/// Applies matching changes, and removes what was applied. Returns the number of the rest.
+fn apply_part(f: &Fixture, store: &Store, id: &Id, only: &[&str]) -> usize {
+    let options = ApplyOptions { only: Globs::new(only), ..ApplyOptions::default() };
+    let applied = f.apply(&store.get(id.as_str()).unwrap().1, &options).applied;
+    store.discard_applied(id.as_str(), f.open().as_fd(), &applied).unwrap().1.remaining
+}
+
+fn listed(store: &Store, id: &Id) -> Vec<String> {
+    let set = store.get(id.as_str()).unwrap().1;
+    set.changes().iter().map(|change| change.path.display().to_string()).collect()
+}
+
+/// Promise (Files): What was applied of kept changes is no longer kept, and the rest can be applied.
+#[test]
+fn applied_changes_are_removed_and_no_others() {
+    let f = Fixture::new(&[("a", "1"), ("old", "contents"), ("gone/x", "1"), ("c", "1")]);
+    for path in ["a", "c", "new/deep/one", "new/deep/two", ".envrc"] {
+        put(&f.guest, path, &format!("guest {path}"));
+    }
+    fs::remove_dir_all(f.guest.join("gone")).unwrap();
+    fs::rename(f.guest.join("old"), f.guest.join("moved")).unwrap();
+    let (store, id) = keep(&f);
+    put(&f.base, "c", "host");
+    // Nothing of a conflict or a refused file is removed.
+    assert_eq!(apply_part(&f, &store, &id, &["c", ".envrc", "a"]), 8);
+    assert_eq!(
+        listed(&store, &id),
+        [".envrc", "c", "gone", "moved", "new", "new/deep", "new/deep/one", "new/deep/two", "old"]
+    );
+    // A directory stays with its last change.
+    assert_eq!(apply_part(&f, &store, &id, &["new/deep/one", "moved"]), 7);
+    assert_eq!(listed(&store, &id), [".envrc", "c", "gone", "new", "new/deep", "new/deep/two", "old"]);
+    fs::remove_dir_all(f.base.join("new")).unwrap();
+    assert_eq!(apply_part(&f, &store, &id, &["new/deep/two", "old", "gone"]), 2);
+    assert_eq!(listed(&store, &id), [".envrc", "c"]);
+    assert_eq!(
+        (read(&f.base, "new/deep/two"), read(&f.base, "moved")),
+        ("guest new/deep/two".into(), "contents".into())
+    );
+    assert!(!f.base.join("old").exists() && !f.base.join("gone").exists());
+    fs::remove_file(f.base.join("c.cofferdam-new")).unwrap();
+    fs::remove_file(f.base.join("c")).unwrap();
+    put(&f.base, "c", "guest c");
+    let options = ApplyOptions { allow: Globs::new([".envrc"]), ..ApplyOptions::default() };
+    let applied = f.apply(&store.get(id.as_str()).unwrap().1, &options).applied;
+    assert_eq!(store.discard_applied(id.as_str(), f.open().as_fd(), &applied).unwrap().1.remaining, 0);
+    assert!(matches!(store.get(id.as_str()), Err(ChangesError::NotFound { .. })));
+}
+
+#[test]
+fn applied_parts_of_cleared_directories_are_removed() {
+    let f = Fixture::new(&[("d/gone", "1"), ("d/left", "1"), ("e/gone", "1")]);
+    let store = open_store(&f);
+    let write = |out: &mut dyn std::io::Write| {
+        let mut writer = LayerWriter::new(out, &f.header)?;
+        writer.opaque(Path::new("d"))?;
+        writer.file(Path::new("d/new"), 0o644, 1, &b"2"[..], None)?;
+        writer.opaque(Path::new("e"))?;
+        writer.finish().map(drop)
+    };
+    let id = store.keep(write).unwrap().0;
+    assert_eq!(apply_part(&f, &store, &id, &["d/gone"]), 3);
+    assert_eq!(listed(&store, &id), ["d/left", "d/new", "e/gone"]);
+    assert_eq!(apply_part(&f, &store, &id, &["d", "e"]), 0);
+    assert_eq!(read(&f.base, "d/new"), "2");
+    assert!(["d/gone", "d/left", "e/gone"].iter().all(|path| !f.base.join(path).exists()));
+    assert!(matches!(store.get(id.as_str()), Err(ChangesError::NotFound { .. })));
+}
+
 #[test]
 fn cleared_directories_keep_their_meaning() {
     let files = [("d/keep", "1"), ("d/gone", "1"), ("d/left", "1"), ("d/sub/x", "1"), ("e/gone", "1"), ("e/f", "1")];

@@ -7,6 +7,7 @@ mod environment;
 mod exit;
 mod files;
 mod hostile;
+mod images;
 mod isolation;
 mod lifecycle;
 mod limits;
@@ -140,6 +141,13 @@ cases! {
     "sandbox/root-directory" "E1" [RootDirectory] lifecycle::root_directory;
     "sandbox/root-directory-missing" "E1" [RootDirectory] lifecycle::root_directory_missing;
     "sandbox/unknown-attribute" "K1" [] lifecycle::unknown_attribute;
+
+    /// Promise (Images): A sandbox of an image runs the image's programs, with the settings of the image that its backend honours.
+    "image/runs-its-program" "E1" [Image] images::runs_its_program;
+    /// Promise (Images): No sandbox of an image sees what another one wrote to its root.
+    "image/root-is-private" "E1" [Image] images::root_is_private;
+    /// Promise (Images): A missing image is refused with `NotFound`, its name and a remedy.
+    "image/missing-is-named" "E1" [Image] images::missing_is_named;
 
     /// Promise (Files): A guest cannot write to a read-only workspace.
     "workspace/read-only-rejects-writes" "K6" [] workspace::read_only_rejects_writes;

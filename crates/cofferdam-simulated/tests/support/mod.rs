@@ -10,11 +10,14 @@ use bytes::Bytes;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl, ExecHandle,
     ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, NewEntry, OutputEvent, OutputStream, Posture,
-    PreparedSandbox, Protection, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter,
-    TerminalSize, Workspace,
+    PreparedSandbox, Protection, Result, RootFs, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    StdinWriter, TerminalSize, Workspace,
 };
 use cofferdam_simulated::SimulatedBackend;
 use parking_lot::Mutex;
+
+/// The file of an image, in the workspace, which is all that a simulated sandbox has.
+pub const IMAGE_FILE: &str = "of-the-image";
 
 /// The violation of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +53,11 @@ pub enum Defect {
     LosesLabels,
     AcceptsUnknownAttributes,
     SkipsValidation,
+    /// Images without a violation: a sandbox of one begins with [`IMAGE_FILE`].
+    SoundImages,
+    /// Every reference is an image without files.
+    ImagesAreEmpty,
+    ImagesShareARoot,
     HasNoMemoryLimit,
     HasNoCpuLimit,
     HasNoProcessLimit,
@@ -144,6 +152,30 @@ impl Broken {
     }
 }
 
+impl Broken {
+    async fn of_image(&self, reference: &str, spec: &Spec) -> Result<Arc<dyn Sandbox>> {
+        let plain = spec.to_builder().root(RootFs::Default).build()?;
+        if self.defect == Defect::ImagesAreEmpty {
+            return self.wrap(self.inner.create(plain).await?, spec.clone()).await;
+        }
+        if reference != "test:latest" {
+            return Err(
+                Error::new(ErrorKind::NotFound, "create", format!("no image {reference}")).with_remedy("pull it")
+            );
+        }
+        let shared = self.shared.lock().clone();
+        if let Some(shared) = shared {
+            return self.wrap(shared, spec.clone()).await;
+        }
+        let inner = self.inner.create(plain).await?;
+        inner.write_bytes(&SandboxPath::new(IMAGE_FILE)?, "of the image").await?;
+        if self.defect == Defect::ImagesShareARoot {
+            *self.shared.lock() = Some(Arc::clone(&inner));
+        }
+        self.wrap(inner, spec.clone()).await
+    }
+}
+
 #[async_trait]
 impl Backend for Broken {
     fn name(&self) -> &str {
@@ -159,12 +191,20 @@ impl Backend for Broken {
         match self.defect {
             Defect::DoesMoreThanDeclared => drop(capabilities.remove(&Capability::Fork)),
             Defect::WarmDoesMoreThanDeclared => drop(capabilities.remove(&Capability::Warm)),
+            Defect::SoundImages | Defect::ImagesAreEmpty | Defect::ImagesShareARoot => {
+                capabilities.insert(Capability::Image);
+            }
             _ => {}
         }
         capabilities
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        if let RootFs::Image { reference } = spec.root()
+            && self.capabilities().contains(&Capability::Image)
+        {
+            return self.of_image(reference, &spec).await;
+        }
         self.wrap(self.inner.create(loosened(&spec, self.defect)).await?, spec).await
     }
 
