@@ -67,7 +67,7 @@ pub struct Action {
     pub key: Text<64>,
     /// The time of the record.
     pub time: Timestamp,
-    /// `apply`, `snapshot`, `restore` or `fork`.
+    /// `apply`, `snapshot`, `restore`, `fork` or `network`.
     pub action: Text<16>,
     /// The state.
     pub state: ActionState,

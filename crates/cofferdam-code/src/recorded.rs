@@ -1,6 +1,6 @@
 //! Audit records of the network of a sandbox: one for each connection and request.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use cofferdam_audit::{Network, NetworkLost, Redactor, SandboxRecord, Text, Timestamp};
@@ -17,43 +17,63 @@ use crate::{Executor, Secrets};
 /// The maximum number of records that are written at once.
 const MAX_BATCH: usize = 256;
 
-/// A layer that records until the sandbox is closed.
-#[derive(Debug)]
-pub(crate) struct Recorded(Mutex<Option<Recording>>);
+/// The destination of the records of a sandbox's network.
+#[async_trait]
+pub trait NetworkLog: Send + 'static {
+    /// Writes records. `is_lost` is true if some were lost before. Returns false if the sandbox must lose its network.
+    async fn write(&mut self, records: Vec<SandboxRecord>, is_lost: bool) -> bool;
+}
 
-/// A recording that is under way.
+#[async_trait]
+impl NetworkLog for Audit {
+    async fn write(&mut self, records: Vec<SandboxRecord>, is_lost: bool) -> bool {
+        self.record_network(records, is_lost).await
+    }
+}
+
+/// A recording of the network of a sandbox. If it is dropped, it ends with the last connection of the sandbox.
 #[derive(Debug)]
-struct Recording {
+pub struct NetworkRecording {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
+
+impl NetworkRecording {
+    /// Begins to record, with the sandbox's id in the log. Returns `None` for a sandbox without a network policy. Must be
+    /// called in a tokio runtime.
+    pub fn start(sandbox: &Arc<dyn Sandbox>, id: &str, redactor: Redactor, log: impl NetworkLog) -> Option<Self> {
+        let (feed, stop) = NetworkFeed::new(sandbox.network_events()?);
+        let recorder = Recorder {
+            log,
+            sandbox: Arc::downgrade(sandbox),
+            id: Text::new(id),
+            tenant: Text::new(sandbox.spec().tenant().as_str()),
+            redactor,
+        };
+        Some(Self { stop, task: tokio::spawn(recorder.follow(feed)) })
+    }
+
+    /// Ends after everything that happened before is recorded.
+    pub async fn end(self) {
+        // A recording that has ended itself takes no message.
+        let _ = self.stop.send(());
+        let _ = self.task.await;
+    }
+}
+
+/// A layer that records until the sandbox is closed.
+#[derive(Debug)]
+struct Recorded(Mutex<Option<NetworkRecording>>);
 
 #[async_trait]
 impl SandboxLayer for Recorded {
     async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
         let closed = inner.close().await;
         let recording = self.0.lock().take();
-        if let Some(Recording { stop, task }) = recording {
-            let _ = stop.send(());
-            let _ = task.await;
+        if let Some(recording) = recording {
+            recording.end().await;
         }
         closed
-    }
-}
-
-impl Recorded {
-    /// Begins to record. Returns `None` for a sandbox without a network.
-    pub(crate) fn start(audit: &Audit, sandbox: &Arc<dyn Sandbox>, redactor: Redactor) -> Option<Self> {
-        let events = sandbox.network_events()?;
-        let (feed, stop) = NetworkFeed::new(events);
-        let recorder = Recorder {
-            audit: audit.clone(),
-            sandbox: Arc::downgrade(sandbox),
-            id: Text::new(sandbox.id().as_str()),
-            tenant: Text::new(sandbox.spec().tenant().as_str()),
-            redactor,
-        };
-        Some(Self(Mutex::new(Some(Recording { stop, task: tokio::spawn(recorder.follow(feed)) }))))
     }
 }
 
@@ -66,9 +86,9 @@ impl Executor {
 
     /// Returns a sandbox like [`Self::recorded`], with secrets left out of the log.
     pub(crate) fn record_network_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
-        let layer = self.0.audit.as_ref().and_then(|audit| Recorded::start(audit, &sandbox, secrets));
-        match layer {
-            Some(layer) => Arc::new(LayeredSandbox::new(sandbox, layer)),
+        let start = |audit: &Audit| NetworkRecording::start(&sandbox, sandbox.id().as_str(), secrets, audit.clone());
+        match self.0.audit.as_ref().and_then(start) {
+            Some(recording) => Arc::new(LayeredSandbox::new(sandbox, Recorded(Mutex::new(Some(recording))))),
             None => sandbox,
         }
     }
@@ -86,17 +106,17 @@ impl Executor {
     }
 }
 
-struct Recorder {
-    audit: Audit,
+struct Recorder<L> {
+    log: L,
     /// Does not keep the sandbox open.
-    sandbox: std::sync::Weak<dyn Sandbox>,
+    sandbox: Weak<dyn Sandbox>,
     id: Text<128>,
     tenant: Text<128>,
     redactor: Redactor,
 }
 
-impl Recorder {
-    async fn follow(self, mut feed: NetworkFeed) {
+impl<L: NetworkLog> Recorder<L> {
+    async fn follow(mut self, mut feed: NetworkFeed) {
         while let Some(news) = feed.next().await {
             let mut batch = vec![self.record(news)];
             while batch.len() < MAX_BATCH
@@ -115,10 +135,9 @@ impl Recorder {
         }
     }
 
-    /// Writes records. If the log is mandatory and lacks any, the sandbox loses its network.
-    async fn write(&self, batch: Vec<SandboxRecord>) {
-        let lost = batch.iter().any(|record| matches!(record, SandboxRecord::Lost(_)));
-        if !self.audit.record_network(batch, lost).await
+    async fn write(&mut self, batch: Vec<SandboxRecord>) {
+        let is_lost = batch.iter().any(|record| matches!(record, SandboxRecord::Lost(_)));
+        if !self.log.write(batch, is_lost).await
             && let Some(sandbox) = self.sandbox.upgrade()
         {
             // A sandbox that is closed already has no network.

@@ -3,12 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use cofferdam_contract::configuration::Variables;
-use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_contract::{Error, Result};
 use hyper::Uri;
 
-/// The environment variable with the key.
-const KEY: &str = "E2B_API_KEY";
 /// E2B's own domain.
 pub const DEFAULT_DOMAIN: &str = "e2b.app";
 /// The template that E2B's SDKs use by default.
@@ -82,33 +79,12 @@ impl E2bConfig {
         }
     }
 
-    /// Reads the environment variables of E2B's own clients: `E2B_API_KEY`, `E2B_DOMAIN`, `E2B_API_URL` and
-    /// `E2B_SANDBOX_URL`. The template comes from the backend's name, as in `e2b:TEMPLATE`.
-    ///
-    /// # Errors
-    /// - `Denied` without a key, `InvalidInput` for a key that cannot be valid. The other values are checked when the
-    ///   backend is created.
-    pub fn from_environment(variables: Variables<'_>, template: Option<String>) -> Result<Self> {
-        let key = variables.text(KEY).ok_or_else(|| {
-            Error::new(ErrorKind::Denied, "select backend", format!("{KEY} is not set"))
-                .with_remedy("set it to a key of the E2B dashboard")
-        })?;
-        let base = Self::new(Key::new(key)?);
-        Ok(Self {
-            domain: variables.text("E2B_DOMAIN").unwrap_or(base.domain),
-            api_url: variables.text("E2B_API_URL"),
-            sandbox_url: variables.text("E2B_SANDBOX_URL"),
-            template: template.unwrap_or(base.template),
-            ..base
-        })
-    }
-
     /// Checks the values, and that no key travels without TLS to another host.
     pub(crate) fn validate(&self) -> Result<()> {
         if !is_host(&self.domain) {
             return Err(Error::invalid("connect", "the E2B domain is not a host name")
                 .with_context("domain", self.domain.escape_debug().to_string())
-                .with_remedy("correct E2B_DOMAIN"));
+                .with_remedy("correct E2B_DOMAIN, or `domain` in [e2b] of the configuration file"));
         }
         let template = &self.template;
         if template.is_empty() || template.len() > 256 || !template.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -116,7 +92,8 @@ impl E2bConfig {
                 .with_remedy("use the name or id of a template of the E2B dashboard"));
         }
         if !LIFETIMES.contains(&self.lifetime.as_secs()) {
-            return Err(Error::invalid("connect", "the lifetime of an E2B sandbox must be 15 s to 24 h"));
+            return Err(Error::invalid("connect", "the lifetime of an E2B sandbox must be 15 s to 24 h")
+                .with_remedy("correct `lifetime` in [e2b] of the configuration file"));
         }
         [&self.api_url, &self.sandbox_url].into_iter().flatten().try_for_each(|url| address(url).map(drop))
     }
@@ -149,9 +126,10 @@ impl E2bConfig {
 /// Checks an address. Returns true for one of this host.
 fn address(url: &str) -> Result<bool> {
     let bad = |message: &str| {
-        Error::invalid("connect", message)
-            .with_context("address", url.escape_debug().to_string())
-            .with_remedy("use https://HOST[:PORT] in E2B_API_URL and E2B_SANDBOX_URL, or http://127.0.0.1:PORT")
+        Error::invalid("connect", message).with_context("address", url.escape_debug().to_string()).with_remedy(
+            "use https://HOST[:PORT] in E2B_API_URL and E2B_SANDBOX_URL, or in [e2b] of the configuration file, or \
+                 http://127.0.0.1:PORT",
+        )
     };
     let uri: Uri = url.parse().map_err(|_| bad("the address is not a URL"))?;
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
@@ -179,34 +157,6 @@ mod tests {
 
     fn config() -> E2bConfig {
         E2bConfig::new(Key::new("e2b_0123").unwrap())
-    }
-
-    #[test]
-    fn the_environment_has_all_settings_but_the_template() {
-        let from = |set: &'static [(&str, &str)], template: Option<&str>| {
-            let lookup = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-            E2bConfig::from_environment(Variables::new(&lookup), template.map(str::to_owned))
-        };
-        let found = from(&[("E2B_API_KEY", "e2b_1")], None).unwrap();
-        assert_eq!((found.key.reveal(), found.domain.as_str()), ("e2b_1", DEFAULT_DOMAIN));
-        assert_eq!((found.api_url, found.sandbox_url, found.template.as_str()), (None, None, DEFAULT_TEMPLATE));
-        let all = &[
-            ("E2B_API_KEY", "e2b_1"),
-            ("E2B_DOMAIN", "own.example"),
-            ("E2B_API_URL", "https://a"),
-            ("E2B_SANDBOX_URL", "https://s"),
-        ];
-        let found = from(all, Some("mine")).unwrap();
-        assert_eq!((found.domain.as_str(), found.template.as_str()), ("own.example", "mine"));
-        assert_eq!((found.api_url.as_deref(), found.sandbox_url.as_deref()), (Some("https://a"), Some("https://s")));
-        for (set, kind) in [
-            (&[] as &[_], ErrorKind::Denied),
-            (&[("E2B_API_KEY", "")], ErrorKind::Denied),
-            (&[("E2B_API_KEY", "a b")], ErrorKind::InvalidInput),
-        ] {
-            let error = from(set, None).unwrap_err();
-            assert!(error.kind() == kind && error.remedy().is_some(), "{error}");
-        }
     }
 
     #[test]

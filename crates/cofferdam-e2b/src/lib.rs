@@ -39,12 +39,14 @@ mod guest;
 mod input;
 mod posture;
 mod sandbox;
+mod settings;
 mod upload;
 mod wire;
 
 pub use backend::E2bBackend;
 pub use config::{DEFAULT_DOMAIN, DEFAULT_LIFETIME, DEFAULT_TEMPLATE, E2bConfig, Key};
 pub use doctor::doctor;
+pub use settings::E2bSettings;
 
 /// The backend's name.
 pub const NAME: &str = "e2b";

@@ -256,5 +256,9 @@ mod tests {
             }
         }
         assert!(count > 15, "{count}");
+        let levels = ["idle", "target", "claimed", "waiting", "claims_total", "refills_total", "refill_failures_total"];
+        for name in levels.map(|name| format!("cofferdam_pool_{name}{{")) {
+            assert!(dashboard.contains(&name), "no panel has {name}");
+        }
     }
 }

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -260,7 +259,11 @@ impl Policy {
         })
     }
 
-    fn network(&self, policy: NetworkPolicy) -> Result<NetworkPolicy> {
+    /// Returns the network policy that a caller asks for.
+    ///
+    /// # Errors
+    /// - `Denied` for what only the operator may allow: a network at all, secrets and addresses.
+    pub fn network(&self, policy: NetworkPolicy) -> Result<NetworkPolicy> {
         match &policy {
             NetworkPolicy::None => return Ok(policy),
             _ if !self.network => {
@@ -319,12 +322,17 @@ fn mounted(caller: &Caller, volumes: Vec<MountVolume>, backend: &dyn Backend) ->
     volumes.into_iter().map(MountVolume::into_mount).collect()
 }
 
-/// Returns true for an address, such as `127.0.0.1:80` or `[::1]`, and for what resolvers may take as one.
+/// Returns true for an address or a range of addresses, such as `127.0.0.1:80`, `[::1]` or `fd00::/8`, for what resolvers
+/// may take as one, and for the name of the host itself.
 fn is_address(host: &str) -> bool {
-    if host.starts_with('[') || host.parse::<IpAddr>().is_ok() {
+    // A name has no bracket, no slash, and one colon at most, before its port.
+    if host.contains(['[', '/']) || host.matches(':').count() > 1 {
         return true;
     }
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_end_matches('.').to_ascii_lowercase();
+    if name == "localhost" || name.ends_with(".localhost") {
+        return true;
+    }
     let last = name.rsplit('.').next().unwrap_or_default();
     // No top-level domain has a digit first.
     last.starts_with(|c: char| c.is_ascii_digit())
@@ -388,10 +396,17 @@ mod tests {
             "2130706433",
             "0x7f.1",
             "a.0x7f000001",
+            "::1/128",
+            "fd00::/32",
+            "fd00:ec2::254/128",
+            "10.0.0.0/8",
+            "localhost",
+            "LocalHost.:5432",
+            "a.localhost:80",
         ] {
             assert!(is_address(host), "{host}");
         }
-        for host in ["example.com", "*.example.com:443", "@python", "localhost", "a-1.example"] {
+        for host in ["example.com", "*.example.com:443", "@python", "localhost.example", "a-1.example"] {
             assert!(!is_address(host), "{host}");
         }
     }

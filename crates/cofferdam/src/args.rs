@@ -58,6 +58,8 @@ pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, VmArgs, VmCo
 pub use mcp::McpArgs;
 pub use mounts::{MountArgs, VolumeMountArgs};
 pub use net::{ExplainArgs, Learn, NetArgs, NetCommand, NetworkArgs, ObserveArgs};
+#[cfg(feature = "server")]
+pub use net::{SetNetworkArgs, ShowNetworkArgs};
 #[cfg(all(feature = "plugins", feature = "server"))]
 pub use plugins::ServePluginsArgs;
 #[cfg(feature = "plugins")]
@@ -157,7 +159,7 @@ pub enum Command {
     /// Run the conformance suite against a backend
     #[cfg(feature = "conformance")]
     Conformance(ConformanceArgs),
-    /// Explain what a network policy allows
+    /// Explain network policies, and show and replace those of live sandboxes
     Net(NetArgs),
     /// Create, check, package, install and list plugins
     #[cfg(feature = "plugins")]

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::configuration::{Bound, Human, from_text};
-use cofferdam::registry::{ContainerSettings, ImageSettings, Setup, VmSettings, WasmSettings};
+use cofferdam::registry::{
+    ContainerSettings, E2bSettings, ImageSettings, RemoteSettings, Setup, VmSettings, WasmSettings,
+};
 use cofferdam::resident::ServeSettings;
 use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, NetworkRules, Protection, Result, TenantId};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
@@ -65,6 +67,10 @@ pub struct ConfigFile {
     pub machines: VmSettings,
     /// Settings of the WebAssembly backend.
     pub wasm: WasmSettings,
+    /// Settings of the remote backend.
+    pub remote: RemoteSettings,
+    /// Settings of the E2B backend.
+    pub e2b: E2bSettings,
     /// Settings of the MCP server.
     pub mcp: ConfigMcp,
 }
@@ -77,8 +83,8 @@ impl ConfigFile {
             containers: self.containers.clone(),
             machines: self.machines.clone(),
             wasm: self.wasm.clone(),
-            remote: None,
-            e2b: None,
+            remote: self.remote.clone(),
+            e2b: self.e2b.clone(),
         }
     }
 }
@@ -250,6 +256,10 @@ mod tests {
             assert_eq!(config.wasm.deterministic.as_ref().map(|seed| seed.0.0.as_str()), Some("a seed"));
             assert_eq!(config.wasm.fuel, NonZeroU64::new(1_000_000_000).map(Bound::Of));
         }
+        #[cfg(feature = "server")]
+        assert_eq!(config.setup().remote.server.as_deref(), Some("https://sandboxes.example"));
+        #[cfg(feature = "e2b")]
+        assert_eq!(config.setup().e2b.lifetime, Some(Human(Duration::from_secs(300))));
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
         assert!(config.languages.contains_key("ruby"));
         cofferdam::code::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
@@ -290,9 +300,19 @@ mod tests {
         assert!(message.starts_with("/c.toml:2: runtime: unknown field `runtime`, expected one of"), "{message}");
     }
 
+    #[cfg(all(feature = "e2b", feature = "server"))]
+    #[test]
+    fn keys_are_refused_in_the_file() {
+        for table in ["remote", "e2b"] {
+            let message = error(&format!("[{table}]\nkey = \"secret\"\n"));
+            assert!(message.starts_with("/c.toml:2: key: unknown field `key`, expected one of"), "{message}");
+        }
+    }
+
     #[test]
     fn tables_of_all_backends_are_known_to_every_build() {
-        let all = "[containers]\npull = \"never\"\n[machines]\nbuild = \"never\"\n[wasm]\nfuel = \"none\"\n";
+        let all = "[containers]\npull = \"never\"\n[machines]\nbuild = \"never\"\n[wasm]\nfuel = \"none\"\n\
+             [remote]\nserver = \"unix:/s\"\n[e2b]\ntemplate = \"mine\"\n";
         parse(Path::new("/c.toml"), all).unwrap();
         assert!(error("wasm = 1\n").starts_with("/c.toml:1: wasm"));
     }

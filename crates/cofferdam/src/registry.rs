@@ -23,7 +23,7 @@ mod simulated;
 #[cfg(any(feature = "images", feature = "vm"))]
 pub mod stored;
 mod table;
-#[cfg(not(all(feature = "container", feature = "vm", feature = "wasm")))]
+#[cfg(not(all(feature = "container", feature = "e2b", feature = "server", feature = "vm", feature = "wasm")))]
 mod unavailable;
 #[cfg(feature = "vm")]
 mod vm;
@@ -41,8 +41,12 @@ use cofferdam_conformance::Target;
 #[cfg(feature = "container")]
 pub use cofferdam_container::{ContainerSettings, PullPolicy};
 use cofferdam_contract::{Backend, Error, Finding, FindingState, Level, Result, Spec};
+#[cfg(feature = "e2b")]
+pub use cofferdam_e2b::E2bSettings;
 use cofferdam_engine::{PoolConfig, PooledBackend};
 pub use cofferdam_process::ForkedLauncher;
+#[cfg(feature = "server")]
+pub use cofferdam_server::remote::RemoteSettings;
 #[cfg(feature = "vm")]
 pub use cofferdam_vm::{MakePolicy, VmSettings};
 #[cfg(feature = "wasm")]
@@ -53,6 +57,10 @@ use serde_json::Value;
 pub use setup::{BackendOptions, ImageSettings, Setup};
 pub use table::build_with;
 use table::{Creation, Named, TABLE, use_one_of};
+#[cfg(not(feature = "e2b"))]
+pub use unavailable::UnavailableSettings as E2bSettings;
+#[cfg(not(feature = "server"))]
+pub use unavailable::UnavailableSettings as RemoteSettings;
 #[cfg(not(feature = "wasm"))]
 pub use unavailable::UnavailableSettings as WasmSettings;
 #[cfg(not(feature = "container"))]

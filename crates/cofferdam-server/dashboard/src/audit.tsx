@@ -3,46 +3,56 @@
 import { useState } from 'preact/hooks'
 
 import { ApiError, get } from './api'
-import { duration, name, visible } from './format'
+import { duration, name, shortId, time, visible } from './format'
+import { link } from './router'
 import type { AuditLine, AuditPage as Found } from './types'
-import { Failure, Field, Input, Loading, Table, usePolled } from './ui'
+import { Badge, Failure, Field, Input, Loading, Table, usePolled } from './ui'
 
+/** The most lines of a page. */
 const LIMIT = 100
-const KINDS = ['call', 'begin', 'end', 'cancelled', 'network', 'network-lost', 'plugin-denied']
+/** The most lines of a request, where this page searches for text. */
+const SCANNED = 1000
+/** The most requests of a page. */
+const REQUESTS = 5
+const KINDS = ['action', 'begin', 'call', 'cancelled', 'end', 'network', 'network-lost', 'plugin-denied']
 
 interface Search {
+  text: string
   sandbox: string
   id: string
   kind: string
+  from: string
+  until: string
   tenant: string
   all: boolean
 }
 
-const NOTHING: Search = { sandbox: '', id: '', kind: '', tenant: '', all: false }
+const NOTHING: Search = { text: '', sandbox: '', id: '', kind: '', from: '', until: '', tenant: '', all: false }
 
 export function AuditPage() {
   const [typed, setTyped] = useState(NOTHING)
   const [search, setSearch] = useState(NOTHING)
   const [pages, setPages] = useState<number[]>([])
   const before = pages[pages.length - 1]
-  const list = usePolled<Found>((signal) => get(path(search, before), signal), 0, [search, before])
+  const list = usePolled<Found>((signal) => find(search, before, signal), 0, [search, before])
   const change = (part: Partial<Search>) => setTyped({ ...typed, ...part })
+  const start = (next: Search) => {
+    setPages([])
+    setTyped(next)
+    setSearch({ ...next })
+  }
   const submit = (event: Event) => {
     event.preventDefault()
-    setPages([])
-    setSearch({ ...typed })
+    start(typed)
   }
   const denied = list.error instanceof ApiError && list.error.status === 403
   const lines = list.value?.lines ?? []
   return (
     <>
       <h1>Audit log</h1>
-      <form class="filter" onSubmit={submit}>
-        <Field label="Sandbox">
-          <Input value={typed.sandbox} onText={(sandbox) => change({ sandbox })} placeholder="id, or name in a call" />
-        </Field>
-        <Field label="Execution">
-          <Input value={typed.id} onText={(id) => change({ id })} />
+      <form class="search" onSubmit={submit}>
+        <Field label="Text">
+          <Input value={typed.text} onText={(text) => change({ text })} placeholder="anywhere in a line" />
         </Field>
         <Field label="Kind">
           <select value={typed.kind} onChange={(event) => change({ kind: event.currentTarget.value })}>
@@ -51,6 +61,18 @@ export function AuditPage() {
               <option value={kind}>{kind}</option>
             ))}
           </select>
+        </Field>
+        <Field label="From" wide>
+          <Input value={typed.from} onText={(from) => change({ from })} type="datetime-local" />
+        </Field>
+        <Field label="Until" wide>
+          <Input value={typed.until} onText={(until) => change({ until })} type="datetime-local" />
+        </Field>
+        <Field label="Sandbox">
+          <Input value={typed.sandbox} onText={(sandbox) => change({ sandbox })} placeholder="id, or name in a call" />
+        </Field>
+        <Field label="Execution">
+          <Input value={typed.id} onText={(id) => change({ id })} />
         </Field>
         <Field label="Tenants">
           <select value={typed.all ? 'all' : 'own'} onChange={(event) => change({ all: event.currentTarget.value === 'all' })}>
@@ -63,9 +85,14 @@ export function AuditPage() {
             <Input value={typed.tenant} onText={(tenant) => change({ tenant })} />
           </Field>
         )}
-        <button type="submit" class="primary">
-          Search
-        </button>
+        <div class="buttons">
+          <button type="submit" class="primary">
+            Search
+          </button>
+          <button type="button" onClick={() => start(NOTHING)}>
+            Clear
+          </button>
+        </div>
       </form>
       {denied ? (
         <p class="muted">The key lacks the scope {search.all ? 'admin' : 'audit:read'}.</p>
@@ -77,7 +104,7 @@ export function AuditPage() {
         <p class="muted">{list.value.before === undefined ? 'No line was found.' : 'No line was found in this part of the log.'}</p>
       )}
       {lines.length > 0 && (
-        <Table label="Lines of the audit log" head={['Line', 'Time', 'Kind', ...(search.all ? ['Tenant'] : []), 'Sandbox', 'Content']}>
+        <Table label="Lines of the audit log" head={['Time', 'Kind', ...(search.all ? ['Tenant'] : []), 'Sandbox', 'Content', 'Line']}>
           {lines.map((line) => (
             <Row key={line.seq} line={line} all={search.all} />
           ))}
@@ -97,10 +124,30 @@ export function AuditPage() {
   )
 }
 
-function path(search: Search, before: number | undefined): string {
-  const query = new URLSearchParams({ limit: String(LIMIT) })
+/** Finds a page of lines. The server has no search for text, so this page reads lines, up to a bound. */
+async function find(search: Search, before: number | undefined, signal: AbortSignal): Promise<Found> {
+  const text = search.text.trim().toLowerCase()
+  if (text === '') return get(path(search, before, LIMIT), signal)
+  const lines: AuditLine[] = []
+  let at = before
+  for (let request = 0; request < REQUESTS; request++) {
+    const page = await get<Found>(path(search, at, SCANNED), signal)
+    lines.push(...page.lines.filter((line) => JSON.stringify(line.record).toLowerCase().includes(text)))
+    if (lines.length > LIMIT) return { lines: lines.slice(0, LIMIT), before: lines[LIMIT - 1]!.seq }
+    if (page.before === undefined) return { lines }
+    at = page.before
+  }
+  return { lines, ...(at === undefined ? {} : { before: at }) }
+}
+
+function path(search: Search, before: number | undefined, limit: number): string {
+  const query = new URLSearchParams({ limit: String(limit) })
   for (const key of ['sandbox', 'id', 'kind'] as const) {
     if (search[key].trim()) query.set(key, search[key].trim())
+  }
+  for (const key of ['from', 'until'] as const) {
+    // The input has the time of this computer's zone.
+    if (search[key]) query.set(key, new Date(search[key]).toISOString())
   }
   if (search.all && search.tenant.trim()) query.set('tenant', search.tenant.trim())
   if (before !== undefined) query.set('before', String(before))
@@ -108,33 +155,63 @@ function path(search: Search, before: number | undefined): string {
 }
 
 function Row({ line, all }: { line: AuditLine; all: boolean }) {
-  const { kind, tenant, sandbox, time, start, ...rest } = line.record
+  const { kind, tenant, sandbox } = line.record
+  const [state, text] = summary(line)
   return (
     <tr>
-      <th scope="row">{line.seq}</th>
-      <td>{name(String(time ?? start ?? ''))}</td>
-      <td>{name(kind)}</td>
+      <th scope="row" class="short">
+        <RecordTime line={line} />
+      </th>
+      <td class="short">{name(kind)}</td>
       {all && <td>{name(String(tenant ?? ''))}</td>}
-      <td class="mono">{name(String(sandbox ?? ''))}</td>
+      <td class="short">{sandbox !== undefined && <a href={link('sandboxes', String(sandbox))}>{shortId(name(String(sandbox)))}</a>}</td>
       <td>
-        {summary(line)}
+        {state !== undefined && <Badge kind={state[0]}>{state[1]}</Badge>} {text}
         <details>
           <summary>Line {line.seq} as JSON</summary>
-          <pre>{visible(JSON.stringify(rest, null, 2))}</pre>
+          <pre>{visible(JSON.stringify(line.record, null, 2))}</pre>
         </details>
       </td>
+      <td>{line.seq}</td>
     </tr>
   )
 }
 
-function summary({ record }: AuditLine): string {
+/** Shows the time of a line in this computer's zone. */
+export function RecordTime({ line }: { line: AuditLine }) {
+  const text = String(line.record.time ?? line.record.start ?? '')
+  const parsed = Date.parse(text)
+  return <span title={name(text)}>{Number.isNaN(parsed) ? name(text) : time(parsed / 1000)}</span>
+}
+
+type Outcome = ['good' | 'bad' | 'warn' | 'plain', string]
+
+function summary({ record }: AuditLine): [Outcome | undefined, string] {
   const text = (key: string) => name(String(record[key] ?? ''))
-  if (record.kind === 'call') return `${text('method')} ${text('endpoint')}: ${text('status')}`
-  if (record.kind === 'network') return `${text('host')}:${text('port')} ${record.allowed ? 'allowed' : 'refused'}`
-  const exit = record.exit as { code: number | null; signal: number | null } | undefined
-  if (record.kind === 'end' && exit) {
-    const how = exit.code !== null ? `exit ${exit.code}` : exit.signal !== null ? `signal ${exit.signal}` : 'ended'
-    return `${text('id')}: ${how} after ${duration(Number(record.duration_us ?? 0) / 1e6)}`
+  switch (record.kind) {
+    case 'call':
+      return [[Number(record.status) < 400 ? 'good' : 'bad', text('status')], `${text('method')} ${text('endpoint')}`]
+    case 'network':
+      return [connection(record), [`${text('host')}:${text('port')}`, text('reason')].filter(Boolean).join(': ')]
+    case 'network-lost':
+      return [['warn', 'lost'], `${text('count')} connections without a line`]
+    case 'plugin-denied':
+      return [['bad', 'refused'], `${text('plugin')}, ${text('method')} ${text('target')}: ${text('permission')}`]
+    case 'action': {
+      const state = text('state')
+      return [[state === 'failed' ? 'bad' : 'plain', state], [text('action'), text('failed')].filter(Boolean).join(': ')]
+    }
+    case 'begin':
+      return [undefined, `${text('language')} ${shortId(text('id'))}`]
   }
-  return text('id')
+  const exit = record.exit as { code: number | null; signal: number | null } | undefined
+  if (record.kind !== 'end' || !exit) return [undefined, shortId(text('id'))]
+  const how = exit.code !== null ? `exit ${exit.code}` : exit.signal !== null ? `signal ${exit.signal}` : 'ended'
+  return [[exit.code === 0 ? 'plain' : 'bad', how], `after ${duration(Number(record.duration_us ?? 0) / 1e6)}, ${shortId(text('id'))}`]
+}
+
+/** Returns what became of a connection or request. */
+export function connection(record: AuditLine['record']): Outcome {
+  if (!record.allowed) return ['bad', 'refused']
+  return record.ended ? ['warn', name(String(record.ended))] : ['good', 'allowed']
 }

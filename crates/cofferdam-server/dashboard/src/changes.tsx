@@ -3,13 +3,14 @@
 import { useState } from 'preact/hooks'
 
 import { post, send, sandboxPath } from './api'
-import { visible } from './format'
+import { type DiffFile, parse } from './diff'
+import { name, visible } from './format'
 import type { Applied, Unapplied } from './types'
-import { Failure, Loading, useAction, usePolled } from './ui'
+import { Badge, Dialog, Failure, Loading, usePolled } from './ui'
 
 const MAX_LINES = 5000
 
-export function ChangesPanel({ id }: { id: string }) {
+export function ChangesPanel({ id, workspace }: { id: string; workspace: string }) {
   const loaded = usePolled<{ diff: string; digest: string }>(
     async (signal) => {
       const response = await send(`${sandboxPath(id)}/changes?form=diff`, { signal })
@@ -19,44 +20,80 @@ export function ChangesPanel({ id }: { id: string }) {
     [id],
   )
   const [applied, setApplied] = useState<Applied | null>(null)
-  const { busy, error, run } = useAction()
+  const [asking, setAsking] = useState(false)
   const apply = async (digest: string) => {
-    setApplied(null)
-    const done = await run(async () => setApplied(await post<Applied>(`${sandboxPath(id)}/changes/apply`, { digest })))
-    if (done) loaded.reload()
+    setApplied(await post<Applied>(`${sandboxPath(id)}/changes/apply`, { digest }))
+    loaded.reload()
   }
-  const diff = loaded.value?.diff
-  const lines = (diff ?? '').split('\n')
+  const { diff, digest } = loaded.value ?? {}
+  const isLong = (diff ?? '').split('\n').length > MAX_LINES
+  const { files, total } = parse(diff ?? '')
+  const warnings = files.flatMap((file) => file.lines).filter(({ kind }) => kind === 'warning').length
   return (
     <>
       <div class="title">
         <h2>Changes</h2>
         <div class="buttons">
           <button onClick={loaded.reload}>Load again</button>
-          {loaded.value?.digest && diff && lines.length <= MAX_LINES && (
-            <button class="primary" disabled={busy} onClick={() => void apply(loaded.value!.digest)}>
-              {busy ? 'Applying…' : 'Apply'}
+          {digest && diff && !isLong && (
+            <button class="primary" onClick={() => (setApplied(null), setAsking(true))}>
+              Apply
             </button>
           )}
         </div>
       </div>
       <p class="muted">
-        The differences to the directory of the workspace. Apply writes what is shown there; it needs the scope changes:apply.
+        The differences to {name(workspace)}. Apply writes what is shown there; it needs the scope changes:apply.
       </p>
       <Failure error={loaded.error} />
-      <Failure error={error} />
       {applied && <Outcome applied={applied} />}
       {loaded.value === null && !loaded.error && <Loading />}
       {diff === '' && <p class="muted">There are no changes.</p>}
-      {diff && (
-        <pre class="diff" tabIndex={0} aria-label="Differences">
-          {lines.slice(0, MAX_LINES).map((line) => (
-            <span class={kind(line)}>{`${visible(line)}\n`}</span>
+      {total !== '' && <p>{visible(total)}</p>}
+      {diff && !digest && <p class="muted">The differences are too long to be reviewed here, so cofferdam diff --apply applies the changes.</p>}
+      {diff && digest && isLong && <p class="muted">The differences have more than {MAX_LINES} lines, so cofferdam diff --apply applies the changes.</p>}
+      {cut(files).map((file) => (
+        <File key={file.path} file={file} />
+      ))}
+      {asking && (
+        <Dialog title="Apply the changes?" action="Apply changes" onClose={() => setAsking(false)} onDone={() => apply(digest!)}>
+          <p>
+            {files.length === 1 ? '1 change is' : `${files.length} changes are`} written to {name(workspace)}.
+          </p>
+          {warnings > 0 && <p>Some have warnings. Conflicts and guarded files are not written.</p>}
+        </Dialog>
+      )}
+    </>
+  )
+}
+
+/** Returns the files up to a number of lines. */
+function cut(files: DiffFile[]): DiffFile[] {
+  let left = MAX_LINES
+  return files.flatMap((file) => {
+    const lines = file.lines.slice(0, left)
+    left -= file.lines.length + 1
+    return left < 0 && lines.length === 0 ? [] : [{ ...file, lines }]
+  })
+}
+
+const CHANGES: Record<DiffFile['change'], 'good' | 'bad' | 'plain'> = { added: 'good', changed: 'plain', deleted: 'bad', renamed: 'plain' }
+
+function File({ file }: { file: DiffFile }) {
+  return (
+    <details class="diff" open>
+      <summary>
+        <span class="mono">{name(file.path)}</span> <Badge kind={CHANGES[file.change]}>{file.change}</Badge>{' '}
+        {file.added > 0 && <span class="added">+{file.added}</span>} {file.removed > 0 && <span class="removed">−{file.removed}</span>}
+      </summary>
+      {file.lines.length > 0 && (
+        <pre tabIndex={0} role="region" aria-label={`Differences of ${name(file.path)}`}>
+          {file.lines.map(({ kind, text }) => (
+            <span class={kind}>{`${visible(text)}\n`}</span>
           ))}
         </pre>
       )}
-      {lines.length > MAX_LINES && <p class="muted">{lines.length - MAX_LINES} more lines are not shown, so cofferdam diff --apply applies the changes.</p>}
-    </>
+    </details>
   )
 }
 
@@ -83,12 +120,4 @@ function Outcome({ applied }: { applied: Applied }) {
       {left('An error ended it:', applied.error ? [applied.error] : [])}
     </div>
   )
-}
-
-function kind(line: string): string {
-  if (/^(diff |index |--- |\+\+\+ |new |deleted |old |rename |similarity )/.test(line)) return 'file'
-  if (line.startsWith('@@')) return 'hunk'
-  if (line.startsWith('+')) return 'added'
-  if (line.startsWith('-')) return 'removed'
-  return ''
 }

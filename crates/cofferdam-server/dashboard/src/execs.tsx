@@ -58,7 +58,7 @@ export function ExecsPanel({ id }: { id: string }) {
               <td>
                 <ExecState exec={exec} />
               </td>
-              <td title={time(exec.started)}>{since(exec.started)} ago</td>
+              <td class="short" title={time(exec.started)}>{since(exec.started)} ago</td>
               <td>
                 <div class="buttons">
                   <button aria-label={`Output of ${name(exec.command)}`} onClick={() => setFollowed(exec.id)}>

@@ -86,8 +86,8 @@ export function FilesPanel({ id, path }: { id: string; path: string[] }) {
                 )}
                 {entry.target !== undefined && <span class="muted"> → {name(entry.target)}</span>}
               </th>
-              <td>{entry.kind === 'file' ? bytes(entry.size) : entry.kind}</td>
-              <td>{time(entry.modified)}</td>
+              <td class="short">{entry.kind === 'file' ? bytes(entry.size) : entry.kind}</td>
+              <td class="short">{time(entry.modified)}</td>
               <td>
                 <div class="buttons">
                   {entry.kind === 'file' && (

@@ -60,11 +60,11 @@ const GRAPHS: GraphKind[] = [
   { title: 'Memory', color: 1, value: ({ usage }) => usage.memory_bytes, text: bytes, least: 1024, steps: POWERS },
   { title: 'Processes', color: 2, value: ({ usage }) => usage.processes, text: (value) => String(Math.round(value)), least: 4, steps: COUNTS },
   { title: 'Storage', color: 3, value: ({ usage }) => usage.disk_bytes, text: bytes, least: 1024, steps: POWERS },
-  { title: 'Sent', color: 0, value: (point, before) => rate(point, before, 'sent_bytes'), text: perSecond, least: 1024, steps: POWERS },
-  { title: 'Received', color: 1, value: (point, before) => rate(point, before, 'received_bytes'), text: perSecond, least: 1024, steps: POWERS },
+  { title: 'Network sent', color: 0, value: (point, before) => rate(point, before, 'sent_bytes'), text: perSecond, least: 1024, steps: POWERS },
+  { title: 'Network received', color: 1, value: (point, before) => rate(point, before, 'received_bytes'), text: perSecond, least: 1024, steps: POWERS },
 ]
 /** The graphs of a sandbox with a network. */
-const NETWORK = ['Sent', 'Received']
+const NETWORK = ['Network sent', 'Network received']
 
 export function GraphsPanel({ id }: { id: string }) {
   const points = useRef<Point[]>([])
@@ -89,7 +89,7 @@ export function GraphsPanel({ id }: { id: string }) {
           return <Graph key={kind.title} kind={kind} times={kept.map((point) => point.time)} series={series} />
         })}
       </div>
-      <p class="hint">The graphs begin when this view is opened.</p>
+      <p class="hint">The graphs begin when this view is opened.{!isNetworked && ' The sandbox has no network.'}</p>
     </>
   )
 }

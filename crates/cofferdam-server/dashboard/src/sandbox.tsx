@@ -7,6 +7,7 @@ import { ExecsPanel } from './execs'
 import { FilesPanel } from './files'
 import { bytes, duration, name, shortId, time, visible, words } from './format'
 import { GraphsPanel } from './graphs'
+import { NetworkPanel, policyText } from './network'
 import { go, link } from './router'
 import { Actions, can, Labels, State, useBackends } from './sandboxes'
 import { TerminalPanel } from './terminal'
@@ -22,6 +23,7 @@ const TABS: [string, string][] = [
   ['code', 'Code'],
   ['files', 'Files'],
   ['changes', 'Changes'],
+  ['network', 'Network'],
   ['graphs', 'Graphs'],
 ]
 
@@ -66,7 +68,8 @@ export function SandboxPage({ id, tab, rest }: { id: string; tab: string; rest: 
         ))}
       {tab === 'code' && <CodePanel id={id} />}
       {tab === 'files' && <FilesPanel id={id} path={rest} />}
-      {tab === 'changes' && <ChangesPanel id={id} />}
+      {tab === 'changes' && sandbox.workspace && <ChangesPanel id={id} workspace={sandbox.workspace} />}
+      {tab === 'network' && <NetworkPanel id={id} />}
       {tab === 'graphs' && <GraphsPanel id={id} />}
     </>
   )
@@ -110,7 +113,7 @@ function Overview({ sandbox }: { sandbox: SandboxDetails }) {
           </>
         )}
         <dt>Network</dt>
-        <dd>{visible(network(sandbox.network))}</dd>
+        <dd>{policyText(sandbox.network)}</dd>
         <dt>Limits</dt>
         <dd>
           {Object.entries(sandbox.limits)
@@ -138,11 +141,6 @@ function Overview({ sandbox }: { sandbox: SandboxDetails }) {
       </Table>
     </>
   )
-}
-
-function network(policy: SandboxDetails['network']): string {
-  const { kind, ...rest } = policy
-  return Object.keys(rest).length === 0 ? words(kind) : `${words(kind)} ${JSON.stringify(rest)}`
 }
 
 function limit(key: string, value: unknown): string {

@@ -113,13 +113,13 @@ function Row({ sandbox, backends, changed }: { sandbox: Sandbox; backends: Backe
         <State sandbox={sandbox} />
       </td>
       <td>
-        {sandbox.backend} <span class="muted">({sandbox.level})</span>
+        {sandbox.backend} {sandbox.backend !== sandbox.level && <span class="muted">({sandbox.level})</span>}
       </td>
       <td>
         <Labels labels={sandbox.labels} />
       </td>
-      <td title={time(sandbox.created)}>{since(sandbox.created)}</td>
-      <td title={time(sandbox.ends)}>{duration(sandbox.ends - Date.now() / 1000)}</td>
+      <td class="short" title={time(sandbox.created)}>{since(sandbox.created)}</td>
+      <td class="short" title={time(sandbox.ends)}>{duration(sandbox.ends - Date.now() / 1000)}</td>
       <td>
         <Actions sandbox={sandbox} backends={backends} changed={changed} deleted={changed} />
       </td>

@@ -179,10 +179,10 @@ function mean(samples: Sample[], metric: string): string {
 function parse(text: string): Sample[] {
   const samples: Sample[] = []
   for (const line of text.split('\n')) {
-    const found = /^([a-z0-9_]+)(?:\{([^}]*)\})? ([0-9.e+-]+)/.exec(line)
+    const found = /^([a-z0-9_]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? ([0-9.e+-]+)/.exec(line)
     if (!found) continue
     const labels: Record<string, string> = {}
-    for (const [, key, value] of (found[2] ?? '').matchAll(/([a-z_]+)="([^"]*)"/g)) labels[key!] = value!
+    for (const [, key, value] of (found[2] ?? '').matchAll(/([a-z_]+)="((?:[^"\\]|\\.)*)"/g)) labels[key!] = value!
     samples.push({ name: found[1]!, labels, value: Number(found[3]) })
   }
   return samples

@@ -42,8 +42,8 @@ export function SnapshotsPage() {
                 {shown(snapshot)}
               </th>
               <td>{snapshot.backend}</td>
-              <td>{bytes(snapshot.bytes)}</td>
-              <td title={time(snapshot.created)}>{since(snapshot.created)}</td>
+              <td class="short">{bytes(snapshot.bytes)}</td>
+              <td class="short" title={time(snapshot.created)}>{since(snapshot.created)}</td>
               <td class="mono" title={snapshot.sha256}>
                 {snapshot.sha256.slice(0, 12)}…
               </td>

@@ -16,6 +16,20 @@ export interface Sandbox {
   parent: string | null
 }
 
+export interface NetworkRule {
+  host: string
+  protocol?: string
+  methods?: string[]
+  paths?: string[]
+  [limit: string]: unknown
+}
+
+export type NetworkPolicy =
+  | { kind: 'none' }
+  | { kind: 'allow'; hosts: string[] }
+  | { kind: 'rules'; allow: NetworkRule[] }
+  | { kind: 'learn'; allow: boolean }
+
 export interface PostureItem {
   protection: string
   state: string
@@ -27,7 +41,7 @@ export interface PostureItem {
 export interface SandboxDetails extends Sandbox {
   workspace?: string
   limits: Record<string, unknown>
-  network: { kind: string; [key: string]: unknown }
+  network: NetworkPolicy
   posture: PostureItem[]
 }
 
@@ -68,6 +82,8 @@ export interface Usage {
 }
 
 export interface NetworkUsage {
+  connections: number
+  refused: number
   sent_bytes: number
   received_bytes: number
 }

@@ -107,9 +107,9 @@ export function Dialog({ title, action, danger, onClose, onDone, children }: Dia
   )
 }
 
-export function Field({ label, hint, children }: { label: string; hint?: string; children: ComponentChildren }) {
+export function Field({ label, hint, wide, children }: { label: string; hint?: string; wide?: boolean; children: ComponentChildren }) {
   return (
-    <label class="field">
+    <label class={wide ? 'field wide' : 'field'}>
       <span class="label">{label}</span>
       {children}
       {hint && <span class="hint">{hint}</span>}
@@ -120,7 +120,7 @@ export function Field({ label, hint, children }: { label: string; hint?: string;
 interface InputProps {
   value: string
   onText: (text: string) => void
-  type?: 'text' | 'password' | 'number'
+  type?: 'text' | 'password' | 'number' | 'datetime-local'
   name?: string
   class?: string
   list?: string
@@ -147,7 +147,7 @@ export function Input({ value, onText, ...rest }: InputProps) {
 export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={label}>
-      <table>
+      <table class={head.length > 4 ? 'wide' : ''}>
         <thead>
           <tr>
             {head.map((text) => (

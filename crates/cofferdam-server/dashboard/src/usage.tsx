@@ -9,6 +9,26 @@ import { Failure, Field, Loading, Meter, Table, usePolled } from './ui'
 
 const REFRESH = 5000
 const DAYS = 7
+// Pages of 1000 rows: as many rows as a CSV can have.
+const MAX_PAGES = 100
+
+interface Usage {
+  usage: UsageRow[]
+  cost?: { currency: string; micros: number }
+  next: string | null
+}
+
+/** Reads all pages of usage. */
+async function allUsage(path: string, signal: AbortSignal): Promise<Usage> {
+  const all = await get<Usage>(`${path}&limit=1000`, signal)
+  for (let pages = 1; all.next !== null && pages < MAX_PAGES; pages++) {
+    const page = await get<Usage>(`${path}&limit=1000&after=${encodeURIComponent(all.next)}`, signal)
+    all.usage.push(...page.usage)
+    if (all.cost && page.cost) all.cost.micros += page.cost.micros
+    all.next = page.next
+  }
+  return all
+}
 
 export function UsagePage() {
   // `null` is the tenant of the key.
@@ -77,8 +97,8 @@ function gibSeconds(usage: UsageOfDay): number {
 function Days({ onTenant }: { onTenant: (tenant: string) => void }) {
   const [all, setAll] = useState(false)
   const today = Math.floor(Date.now() / 86_400_000)
-  const list = usePolled<{ usage: UsageRow[]; cost?: { currency: string; micros: number } }>(
-    (signal) => get(`/v1/${all ? 'admin/' : ''}usage?from=${today - DAYS + 1}&to=${today}`, signal),
+  const list = usePolled<Usage>(
+    (signal) => allUsage(`/v1/${all ? 'admin/' : ''}usage?from=${today - DAYS + 1}&to=${today}`, signal),
     all ? 0 : REFRESH,
     [all, today],
   )

@@ -40,7 +40,7 @@ const violations = []
 setTimeout(() => {
   console.log('FAILED: the time is over')
   process.exit(1)
-}, 200_000).unref()
+}, 240_000).unref()
 
 async function open(url) {
   const context = await browser.newContext({ ignoreHTTPSErrors: true, viewport: WIDE, acceptDownloads: true })
@@ -93,6 +93,17 @@ async function step(name, work) {
   }
   console.log(`ok ${name} (${Date.now() - start} ms)`)
 }
+
+/** Returns true if a graph has its line, in the colour of the style sheet. */
+const hasLine = (graph, color) => graph.locator('canvas').evaluate((canvas, color) => {
+  const hex = getComputedStyle(document.documentElement).getPropertyValue(`--graph-${color}`).trim()
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16))
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i] === red && data[i + 1] === green && data[i + 2] === blue && data[i + 3] === 255) return true
+  }
+  return false
+}, color)
 
 const byRole = (role, name) => page.getByRole(role, { name, exact: true })
 const tab = (name) => page.getByRole('navigation', { name: 'Sandbox' }).getByRole('link', { name }).click()
@@ -309,11 +320,9 @@ try {
     const memory = page.getByRole('img', { name: /^(Memory|Processes|Storage) over time, now [0-9]/ })
     await memory.first().waitFor()
     await page.waitForTimeout(2500)
-    const drawn = await memory.first().locator('canvas').evaluate((canvas) => {
-      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
-      return data.some((value) => value !== 0)
-    })
-    assert.ok(drawn)
+    assert.ok(await hasLine(page.getByRole('img', { name: /^Storage over time/ }), 3))
+    await page.getByText('The sandbox has no network.').waitFor()
+    assert.equal(await page.getByRole('img', { name: /^Network/ }).count(), 0)
     await inspect(page, 'graphs')
   })
 
@@ -372,6 +381,60 @@ try {
     await page.getByText('There are no snapshots.').waitFor()
   })
 
+  await step('the network of a sandbox is shown: its policy, its graphs and what was refused', async () => {
+    const network = { kind: 'allow', hosts: ['allowed.example:443', '*.other.example:443'] }
+    const statuses = await page.evaluate(async ([key, network]) => {
+      const send = async (method, path, body) => {
+        const headers = { Authorization: `Bearer ${key}`, 'Content-Type': 'application/json' }
+        return (await fetch(path, { method, headers, body: JSON.stringify(body) })).status
+      }
+      const made = await send('POST', '/v1/sandboxes', { name: 'net', backend: 'networked', network })
+      const set = await send('PUT', '/v1/sandboxes/net/network', network)
+      // The backend of this test uses the network whenever something starts.
+      await send('POST', '/v1/sandboxes/net/execs', { shell: 'true' })
+      return [made, set]
+    }, [KEY, network])
+    assert.deepEqual(statuses, [201, 200])
+    await main('Sandboxes')
+    await page.getByRole('link', { name: 'net', exact: true }).click()
+    await page.getByText('allows allowed.example:443, *.other.example:443').waitFor()
+    await tab('Network')
+    await page.getByRole('list', { name: 'Allowed hosts' }).getByText('*.other.example:443').waitFor()
+    await page.getByText('1000 B').first().waitFor()
+    const connections = page.getByRole('region', { name: 'Connections' })
+    const row = connections.getByRole('row', { name: /denied\.example:443/ })
+    await row.getByText('refused', { exact: true }).waitFor()
+    await row.getByText('no rule').waitFor()
+    await connections.getByText('allowed.example:443').waitFor()
+    await inspect(page, 'network')
+    await page.getByLabel('Refused only').check()
+    await connections.getByText('allowed.example:443').waitFor({ state: 'detached' })
+    await row.waitFor()
+    // Its counters stand still, so the test moves them: 10 KiB sent and 100 KiB received in each answer.
+    let answers = 0
+    await page.route('**/stats', async (route) => {
+      const response = await route.fetch()
+      const body = await response.json()
+      answers += 1
+      body.network.sent_bytes += answers * 10240
+      body.network.received_bytes += answers * 102400
+      await route.fulfill({ response, json: body })
+    })
+    await tab('Graphs')
+    const [sent, received] = ['sent', 'received'].map((way) => page.getByRole('img', { name: new RegExp(`^Network ${way} over time, now [0-9.]+ KiB/s`) }))
+    await sent.waitFor()
+    await received.waitFor()
+    await page.waitForTimeout(2500)
+    assert.deepEqual([await hasLine(sent, 0), await hasLine(received, 1)], [true, true])
+    const rate = async (graph) => Number(/now ([0-9.]+) KiB/.exec(await graph.getAttribute('aria-label'))[1])
+    assert.ok((await rate(received)) > 2 * (await rate(sent)))
+    await inspect(page, 'network-graphs')
+    await page.unroute('**/stats')
+    await page.getByRole('button', { name: 'Delete net' }).click()
+    await page.getByRole('dialog').getByRole('button', { name: 'Delete' }).click()
+    await byRole('heading', 'Sandboxes').waitFor()
+  })
+
   await step('usage and the server are shown', async () => {
     await main('Usage')
     await page.getByText('Sandboxes now').waitFor()
@@ -386,6 +449,18 @@ try {
     await main('Server')
     await page.getByText('ready', { exact: true }).waitFor()
     await page.getByText('Waiting for room').waitFor()
+    // Endpoints have braces, in the values of labels.
+    const requests = await page.evaluate(async (key) => {
+      const text = await (await fetch('/v1/metrics', { headers: { Authorization: `Bearer ${key}` } })).text()
+      const lines = text.split('\n').filter((line) => line.startsWith('cofferdam_requests_total'))
+      return lines.reduce((all, line) => all + Number(line.split(' ').at(-1)), 0)
+    }, KEY)
+    await byRole('button', 'Log out').waitFor()
+    await main('Usage')
+    await main('Server')
+    const shown = page.locator('dt', { hasText: /^Requests$/ }).locator('xpath=following-sibling::dd[1]')
+    await shown.waitFor()
+    assert.ok(Number(await shown.textContent()) >= requests, `${await shown.textContent()} of ${requests}`)
     await page.getByRole('heading', { name: 'Pools' }).waitFor()
     await inspect(page, 'server')
   })
@@ -393,13 +468,32 @@ try {
   await step('the audit log is searched', async () => {
     await main('Audit')
     const lines = page.getByRole('region', { name: 'Lines of the audit log' })
-    await lines.getByText('POST /v1/sandboxes: 201').first().waitFor()
+    // The pages' own requests are the newest lines.
+    const text = page.getByLabel('Text', { exact: true })
+    await text.fill('"post"')
+    await page.keyboard.press('Enter')
+    await lines.getByRole('row', { name: /^[^:]+:[^:]+:.*201 POST \/v1\/sandboxes\b/ }).first().waitFor()
     await inspect(page, 'audit')
+    await text.fill('DENIED.example')
+    await page.keyboard.press('Enter')
+    await lines.getByText('denied.example:443: no rule').waitFor()
+    await lines.getByText(/POST \/v1/).first().waitFor({ state: 'detached' })
+    // The time of an input is that of this computer's zone.
+    const local = (at) => new Date(at - new Date(at).getTimezoneOffset() * 60_000).toISOString().slice(0, 16)
+    await byRole('button', 'Clear').click()
+    await lines.getByText(/GET \/v1\/audit/).first().waitFor()
+    await page.getByLabel('From').fill(local(Date.now() + 3_600_000))
+    await byRole('button', 'Search').click()
+    await page.getByText('No line was found.').waitFor()
+    await page.getByLabel('From').fill(local(Date.now() - 3_600_000))
+    await page.getByLabel('Until').fill(local(Date.now() + 3_600_000))
+    await byRole('button', 'Search').click()
+    await lines.getByText(/GET \/v1\/audit/).first().waitFor()
     await page.getByLabel('Kind').selectOption('end')
     await page.getByLabel('Kind').press('Tab')
     await byRole('button', 'Search').click()
-    await lines.getByText(/exit 0 after/).first().waitFor()
-    await lines.getByText('POST /v1/sandboxes: 201').waitFor({ state: 'detached' })
+    await lines.getByText('exit 0').first().waitFor()
+    await lines.getByText(/GET \/v1\/audit/).first().waitFor({ state: 'detached' })
     await lines.getByText(/as JSON/).first().click()
     await lines.getByText('"duration_us"').first().waitFor()
     await page.getByLabel('Sandbox').fill('none')
@@ -469,13 +563,33 @@ try {
     page = await open(OWN_SERVER)
     await page.getByRole('link', { name: 'review' }).click()
     await tab('Changes')
-    const diff = page.getByLabel('Differences')
+    const diff = page.getByRole('region', { name: 'Differences of page.html' })
     await diff.locator('.removed', { hasText: '-old' }).waitFor()
     await diff.locator('.added', { hasText: '<img src=x onerror' }).waitFor()
     assert.equal(await page.evaluate(() => window.hacked), undefined)
+    // Lines of a guest's file that look like headers are lines of that file.
+    const notes = page.getByRole('region', { name: 'Differences of notes.txt' })
+    await notes.locator('.removed', { hasText: '--- a/page.html' }).waitFor()
+    await notes.locator('.added', { hasText: '+++ b/evil' }).waitFor()
+    await page.locator('summary', { hasText: 'gone.txt' }).getByText('deleted').waitFor()
+    await page.getByText('3 files changed').waitFor()
+    assert.equal(await page.locator('details.diff').count(), 3)
     await inspect(page, 'changes')
-    await page.getByRole('button', { name: 'Apply' }).click()
-    await page.getByText('1 change was applied.').waitFor()
+    const ask = () => byRole('button', 'Apply').click()
+    await ask()
+    await page.getByRole('dialog').getByText('3 changes are written to').waitFor()
+    await byRole('button', 'Cancel').click()
+    await page.getByRole('dialog').waitFor({ state: 'detached' })
+    const stale = { status: 409, contentType: 'application/problem+json', body: JSON.stringify({ title: 'Changed', status: 409, detail: 'since the review', kind: 'conflict' }) }
+    await page.route('**/changes/apply', (route) => route.fulfill(stale), { times: 1 })
+    await ask()
+    await byRole('button', 'Apply changes').click()
+    await page.getByRole('dialog').getByText('Changed: since the review').waitFor()
+    await byRole('button', 'Cancel').click()
+    await notes.waitFor()
+    await ask()
+    await byRole('button', 'Apply changes').click()
+    await page.getByText('3 changes were applied.').waitFor()
     await page.getByText('There are no changes.').waitFor()
     await inspect(page, 'applied')
   })

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_audit::{
-    Denial, Digest, ExecutionId, Exit as AuditedExit, Limits, Listed, Log, Outcome, Program, Reservation, Subject,
-    Text, Timestamp, Usage,
+    Denial, Digest, ExecutionId, Exit as AuditedExit, Limits, Listed, Log, Outcome, Program, Redactor, Reservation,
+    Subject, Text, Timestamp, Usage,
 };
+use cofferdam_code::NetworkRecording;
 use cofferdam_contract::{
     Command, Error, ErrorKind, ExecRequest, Exit, Level, NetworkDenial, NetworkPolicy, Result, Sandbox, Spec,
 };
 use parking_lot::Mutex;
 
-use super::egress::Recording;
+use super::egress::EgressLog;
 use super::{Concern, WeakSandbox};
 use crate::admission::Admission;
 use crate::ids::new_id;
@@ -44,7 +45,7 @@ impl fmt::Debug for AuditConcern {
 pub struct Held {
     sandbox: OnceLock<Known>,
     /// The recording of its network, until it is closed.
-    recording: Mutex<Option<Recording>>,
+    recording: Mutex<Option<NetworkRecording>>,
 }
 
 /// A sandbox that was created.
@@ -176,7 +177,10 @@ impl Concern for AuditConcern {
             let posture = serde_json::to_vec(sandbox.posture()).ok().map(Digest::of);
             // Clients know a sandbox of the server by the server's id.
             let id = CREATED.try_with(|(id, _)| id.clone()).unwrap_or_else(|_| sandbox.id().as_str().to_owned());
-            *held.recording.lock() = Recording::start(&self.log, &self.admission, sandbox, &id);
+            let (log, admission) = (self.log.clone(), Arc::clone(&self.admission));
+            let tenant = sandbox.spec().tenant().clone();
+            let egress = EgressLog { log, admission, tenant, id: id.clone(), has_failed: false };
+            *held.recording.lock() = NetworkRecording::start(sandbox, &id, Redactor::none(), egress);
             let _ = held.sandbox.set(Known { id, posture, sandbox: Arc::downgrade(sandbox) });
         }
         Ok(())

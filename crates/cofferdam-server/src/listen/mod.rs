@@ -63,7 +63,7 @@ impl Listener {
     /// Binds a socket.
     ///
     /// # Errors
-    /// - `Unavailable` if the address is in use.
+    /// - `Unavailable` and `Denied` for an address at which this user cannot listen.
     /// - `Io` and `InvalidInput` for a socket or TLS files that cannot be used.
     pub async fn bind(listen: &Listen) -> Result<Self> {
         match listen {
@@ -203,11 +203,25 @@ impl SocketFileOwner {
 }
 
 fn cannot_listen(what: &str, error: std::io::Error) -> Error {
-    let kind = if error.kind() == std::io::ErrorKind::AddrInUse { ErrorKind::Unavailable } else { ErrorKind::Io };
+    let is_tcp = what.parse::<SocketAddr>().is_ok();
+    let (kind, remedy) = match error.kind() {
+        std::io::ErrorKind::AddrInUse => (ErrorKind::Unavailable, "stop the other server, or choose another address"),
+        std::io::ErrorKind::AddrNotAvailable => {
+            (ErrorKind::Unavailable, "choose an address of this host; `ip address` lists them")
+        }
+        std::io::ErrorKind::PermissionDenied if is_tcp => (
+            ErrorKind::Denied,
+            "choose a port above 1023, or let systemd open the socket and pass it (docs/server.md, As a service)",
+        ),
+        std::io::ErrorKind::PermissionDenied => {
+            (ErrorKind::Denied, "choose a path in a directory of this user, such as /run/user/UID")
+        }
+        _ => (ErrorKind::Io, "choose another address"),
+    };
     Error::new(kind, "listen", "cannot listen")
         .with_context("address", what.to_owned())
         .with_source(error)
-        .with_remedy("stop the other server, or choose another address")
+        .with_remedy(remedy)
 }
 
 /// Binds a Unix socket that only this user can use. A socket without a server is replaced.
@@ -233,4 +247,33 @@ async fn bind_socket(path: &Path) -> Result<(UnixListener, SocketFile)> {
     // The credentials of each connection are checked as well.
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot_listen(&shown, error))?;
     Ok((listener, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(address: &str) -> Error {
+        Listen::Tcp(address.parse().unwrap(), None).check().unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn the_remedy_fits_the_error() {
+        // An address for documentation, which no host has.
+        let error = refused("192.0.2.1:0");
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("address of this host")), "{error:?}");
+
+        let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let used = Listen::Tcp(first.local_addr().unwrap(), None);
+        let error = Listener::bind(&used).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("stop the other server")), "{error:?}");
+
+        for (place, part) in [("127.0.0.1:80", "port above 1023"), ("/x/socket", "directory of this user")] {
+            let error = cannot_listen(place, std::io::ErrorKind::PermissionDenied.into());
+            assert_eq!(error.kind(), ErrorKind::Denied);
+            assert!(error.remedy().is_some_and(|remedy| remedy.contains(part)), "{error:?}");
+        }
+    }
 }

@@ -121,11 +121,12 @@ impl Book {
 
     /// Returns the first limit that a sandbox of a tenant lacks although a quota or the capacity counts it.
     pub fn missing_limit(&self, tenant: &TenantId, limits: &Limits) -> Option<&'static str> {
-        let quota = self.quota(tenant);
-        let memory = quota.memory.or(self.capacity.memory);
-        let disk = quota.disk.or(self.total.disk);
+        let (quota, total) = (self.quota(tenant), &self.total);
+        let memory_per_day = quota.memory_gib_seconds_per_day.or(total.memory_gib_seconds_per_day);
+        let memory = quota.memory.or(self.capacity.memory).is_some() || memory_per_day.is_some();
+        let disk = quota.disk.or(total.disk).is_some();
         let counted = [("memory", memory, limits.memory), ("disk", disk, limits.disk)];
-        counted.into_iter().find_map(|(what, most, limit)| (most.is_some() && limit.is_none()).then_some(what))
+        counted.into_iter().find_map(|(what, counts, limit)| (counts && limit.is_none()).then_some(what))
     }
 
     /// Checks the quotas of a tenant and of all tenants for a sandbox, without the capacity of the host.
@@ -355,6 +356,27 @@ mod tests {
         book.release(second);
         book.release(third);
         assert_eq!((book.sandboxes, book.memory_mib), (0, 0));
+    }
+
+    #[test]
+    fn a_sandbox_has_each_limit_that_a_quota_counts() {
+        let (none, a) = (Limits { memory: None, disk: None, ..Limits::default() }, tenant("a"));
+        let size = Some(ByteSize::from_mebibytes(1));
+        let missing = |quota: Quota, total: Total, capacity: Capacity| {
+            let mut book = Book::new(quota, capacity);
+            book.set_default(quota, total);
+            let missing = book.missing_limit(&a, &none);
+            assert_eq!(book.missing_limit(&a, &Limits { memory: size, disk: size, ..none.clone() }), None);
+            missing
+        };
+        let (quota, total, capacity) = (Quota::default(), Total::default(), Capacity::default());
+        assert_eq!(missing(quota, total, capacity), None);
+        assert_eq!(missing(Quota { memory: size, ..quota }, total, capacity), Some("memory"));
+        assert_eq!(missing(Quota { memory_gib_seconds_per_day: Some(1), ..quota }, total, capacity), Some("memory"));
+        assert_eq!(missing(quota, Total { memory_gib_seconds_per_day: Some(1), ..total }, capacity), Some("memory"));
+        assert_eq!(missing(quota, total, Capacity { memory: size, ..capacity }), Some("memory"));
+        assert_eq!(missing(Quota { disk: size, ..quota }, total, capacity), Some("disk"));
+        assert_eq!(missing(quota, Total { disk: size, ..total }, capacity), Some("disk"));
     }
 
     #[test]

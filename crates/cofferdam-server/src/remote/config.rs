@@ -1,9 +1,7 @@
 //! Configuration of a [`super::RemoteBackend`].
 
+use std::fmt;
 use std::path::PathBuf;
-
-use cofferdam_contract::Result;
-use cofferdam_contract::configuration::Variables;
 
 use crate::listen::TlsFiles;
 
@@ -24,11 +22,11 @@ pub mod variables {
 }
 
 /// The server of a [`super::RemoteBackend`].
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct RemoteConfig {
     /// The address: `https://HOST[:PORT]`, `http://127.0.0.1:PORT` or `unix:PATH`.
     pub server: String,
-    /// The key.
+    /// The key. It is never printed.
     pub key: Option<String>,
     /// A PEM file of authorities to trust instead of those of this host.
     pub ca: Option<PathBuf>,
@@ -40,60 +38,33 @@ pub struct RemoteConfig {
     pub backend: Option<String>,
 }
 
-impl RemoteConfig {
-    /// Reads the [`variables`]. The server's backend comes from the name of this one, as in `remote:BACKEND`. Without an
-    /// address, the server is `own`.
-    ///
-    /// # Errors
-    /// - `InvalidInput` for a certificate without its private key, or the other way round.
-    pub fn from_environment(
-        variables: Variables<'_>,
-        backend: Option<String>,
-        own: impl FnOnce() -> String,
-    ) -> Result<Self> {
-        let file = |name| variables.raw(name).map(PathBuf::from);
-        Ok(Self {
-            server: variables.text(variables::SERVER).unwrap_or_else(own),
-            key: variables.text(variables::KEY),
-            ca: file(variables::CA),
-            certificate: TlsFiles::of(file(variables::CLIENT_CERT), file(variables::CLIENT_KEY))?,
-            trace: variables.text(variables::TRACE),
-            backend,
-        })
+impl fmt::Debug for RemoteConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { server, key, ca, certificate, trace, backend } = self;
+        f.debug_struct("RemoteConfig")
+            .field("server", server)
+            .field("key", &key.as_ref().map(|_| format_args!("Key")))
+            .field("ca", ca)
+            .field("certificate", certificate)
+            .field("trace", trace)
+            .field("backend", backend)
+            .finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_contract::ErrorKind;
-
     use super::*;
 
-    fn from(set: &[(&str, &str)]) -> Result<RemoteConfig> {
-        let lookup = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-        RemoteConfig::from_environment(Variables::new(&lookup), Some("vm".to_owned()), || "unix:/own".to_owned())
-    }
-
     #[test]
-    fn the_server_is_that_of_the_environment_or_the_users_own() {
-        let own = from(&[("COFFERDAM_SERVER", ""), ("COFFERDAM_KEY", "")]).unwrap();
-        assert_eq!((own.server.as_str(), own.backend.as_deref()), ("unix:/own", Some("vm")));
-        assert_eq!((own.key, own.ca, own.certificate), (None, None, None));
-        let named = from(&[
-            ("COFFERDAM_SERVER", "https://s"),
-            ("COFFERDAM_KEY", "cfd_1"),
-            ("COFFERDAM_CA", "/ca"),
-            ("COFFERDAM_CLIENT_CERT", "/cert"),
-            ("COFFERDAM_CLIENT_KEY", "/key"),
-            ("TRACEPARENT", "00-x"),
-        ]);
-        let named = named.unwrap();
-        assert_eq!((named.server.as_str(), named.key.as_deref()), ("https://s", Some("cfd_1")));
-        assert_eq!((named.ca, named.trace.as_deref()), (Some("/ca".into()), Some("00-x")));
-        assert_eq!(named.certificate, Some(TlsFiles { certificate: "/cert".into(), key: "/key".into() }));
-        for half in ["COFFERDAM_CLIENT_CERT", "COFFERDAM_CLIENT_KEY"] {
-            let error = from(&[(half, "/file")]).unwrap_err();
-            assert!(error.kind() == ErrorKind::InvalidInput && error.remedy().is_some(), "{error}");
-        }
+    fn the_key_is_never_printed() {
+        let config = RemoteConfig {
+            server: "https://s".to_owned(),
+            key: Some("cfd_0123".to_owned()),
+            ..RemoteConfig::default()
+        };
+        let printed = format!("{config:?}");
+        assert!(printed.contains("https://s") && printed.contains("Some(Key)"), "{printed}");
+        assert!(!printed.contains("0123"), "{printed}");
     }
 }

@@ -15,11 +15,13 @@ mod doctor;
 mod exec;
 mod files;
 mod sandbox;
+mod settings;
 mod watch;
 
 pub use backend::RemoteBackend;
 pub use config::{RemoteConfig, variables};
 pub use doctor::doctor;
+pub use settings::RemoteSettings;
 
 /// The backend's name.
 pub const NAME: &str = "remote";

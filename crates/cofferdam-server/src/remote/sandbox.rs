@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, CopyReport, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NewEntry, Posture, Result,
-    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, TenantId, WatchEvents, WatchOptions,
+    Connection, CopyReport, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkPolicy, NewEntry,
+    Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, TenantId, WatchEvents,
+    WatchOptions,
 };
 use hyper::Method;
 
@@ -102,6 +103,11 @@ impl Sandbox for RemoteSandbox {
 
     fn posture(&self) -> &Posture {
         &self.posture
+    }
+
+    async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
+        let sent = self.open("set_network")?.call_unanswered(Method::PUT, &self.path("/network"), &policy).await;
+        sent.map_err(|error| self.described("set_network", error))
     }
 
     async fn connect(&self, port: u16) -> Result<Connection> {

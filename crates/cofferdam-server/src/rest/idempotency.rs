@@ -8,17 +8,23 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
+use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
-use cofferdam_util::sha256;
+use cofferdam_util::{hex, sha256};
+use futures_util::StreamExt as _;
 use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
 use super::extract::read;
 use super::problem::Failure;
+use super::upload::Upload;
+use super::views::SnapshotView;
 use super::{App, detached};
 use crate::caller::Caller;
 use crate::store::{StoredAnswer, now};
@@ -78,7 +84,7 @@ impl Idempotency {
                 Known::Running { fingerprint: first, .. } | Known::Answered { fingerprint: first, .. }
                     if first != fingerprint =>
                 {
-                    Step::Refuse(Error::invalid("create", "this Idempotency-Key was used for another request"))
+                    Step::Refuse(used_otherwise())
                 }
                 Known::Running { .. } => Step::Refuse(
                     Error::new(ErrorKind::Conflict, "create", "the first request with this Idempotency-Key still runs")
@@ -112,43 +118,72 @@ pub async fn once(
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    let Some(key) = request.headers().get(HEADER) else { return Ok(next.run(request).await) };
-    let plain = key.to_str().ok().filter(|key| (1..=MAX_KEY).contains(&key.len()));
-    let key = plain.ok_or_else(|| Failure::bad_request("an Idempotency-Key must be 1 to 128 printable characters"))?;
-    let (key, tenant) = (key.to_owned(), caller.tenant);
+    let Some(key) = key_of(&request)? else { return Ok(next.run(request).await) };
     let (parts, body) = request.into_parts();
     let body = read(body, app.bounds().json, app.bounds().body_time).await?;
-    let fingerprint = sha256::of([parts.method.as_str().as_bytes(), parts.uri.path().as_bytes(), &body].join(&0));
-    match app.0.idempotency.enter(&tenant, &key, &fingerprint) {
-        Step::Refuse(error) => return Err(error.into()),
-        Step::Repeat(status, body) => return Ok(repeat(status, body)),
-        Step::First => {}
+    match Running::enter(&app, caller.tenant, key, fingerprint(&parts, &body)).await? {
+        First::Answered(status, body) => Ok(repeat(status, body)),
+        First::Runs(running) => running.answer(Request::from_parts(parts, Body::from(body)), next).await,
     }
-    let mut running = Running { app: app.clone(), tenant: tenant.clone(), key: key.clone(), answer: None };
-    if let Some(stored) = stored(&app, &tenant, &key).await? {
-        let status = u16::try_from(stored.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
-        let (status, body) = (status.unwrap_or(StatusCode::OK), Bytes::from(stored.body));
-        if stored.fingerprint != fingerprint {
-            return Err(Error::invalid("create", "this Idempotency-Key was used for another request").into());
+}
+
+/// Answers an upload of a snapshot once for its key. Its body is too large for the memory: that of a repeated upload is
+/// compared with the digest in the first answer.
+pub async fn once_uploaded(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    let Some(key) = key_of(&request)? else { return Ok(next.run(request).await) };
+    let (parts, body) = request.into_parts();
+    match Running::enter(&app, caller.tenant, key, fingerprint(&parts, &[])).await? {
+        First::Answered(status, answer) => {
+            let (upload, watch) = Upload::new(body, app.bounds().snapshot, app.bounds().stall_time);
+            let digest = watch.outcome(digest(upload).await)?;
+            let first: Option<SnapshotView> = serde_json::from_slice(&answer).ok();
+            match first.is_some_and(|first| first.sha256 == digest) {
+                true => Ok(repeat(status, answer)),
+                false => Err(used_otherwise().into()),
+            }
         }
-        running.answered(status, body.clone());
-        return Ok(repeat(status, body));
+        First::Runs(running) => running.answer(Request::from_parts(parts, body), next).await,
     }
-    // The first request runs to its end even if its client goes away, so that a repeated one gets its answer.
-    let answered = detached(async move {
-        let response = next.run(Request::from_parts(parts, Body::from(body))).await;
-        if !response.status().is_success() {
-            return Ok(response);
-        }
-        let (parts, body) = response.into_parts();
-        let body = axum::body::to_bytes(body, MAX_ANSWER).await.map_err(|error| {
-            Error::new(ErrorKind::Internal, "create", "the answer is too large to be repeated").with_source(error)
-        })?;
-        keep(&app, &tenant, &key, &fingerprint, parts.status, &body).await?;
-        running.answered(parts.status, body.clone());
-        Ok(Response::from_parts(parts, Body::from(body)))
-    });
-    Ok(answered.await?)
+}
+
+fn key_of(request: &Request) -> Result<Option<String>, Failure> {
+    let Some(key) = request.headers().get(HEADER) else { return Ok(None) };
+    let plain = key.to_str().ok().filter(|key| (1..=MAX_KEY).contains(&key.len()));
+    let key = plain.ok_or_else(|| Failure::bad_request("an Idempotency-Key must be 1 to 128 printable characters"))?;
+    Ok(Some(key.to_owned()))
+}
+
+fn fingerprint(parts: &Parts, body: &[u8]) -> String {
+    let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
+    sha256::of([parts.method.as_str().as_bytes(), target.as_bytes(), body].join(&0))
+}
+
+async fn digest(mut upload: Upload) -> Result<String, Error> {
+    let mut hash = Sha256::new();
+    while let Some(data) = upload.next().await {
+        hash.update(
+            data.map_err(|error| Error::invalid("upload snapshot", "cannot read the body").with_source(error))?,
+        );
+    }
+    Ok(hex::encode(hash.finalize()))
+}
+
+fn used_otherwise() -> Error {
+    Error::invalid("create", "this Idempotency-Key was used for another request")
+        .with_remedy("choose another key for each request")
+}
+
+/// The state of the first request with a key.
+enum First {
+    /// It was answered.
+    Answered(StatusCode, Bytes),
+    /// It is this one.
+    Runs(Running),
 }
 
 /// A first request that runs. Its key is free again if it ends without an answer.
@@ -156,12 +191,61 @@ struct Running {
     app: App,
     tenant: TenantId,
     key: String,
+    fingerprint: String,
     answer: Option<(StatusCode, Bytes)>,
 }
 
 impl Running {
+    /// Enters a request. Returns the answer of an earlier one with its key.
+    async fn enter(app: &App, tenant: TenantId, key: String, fingerprint: String) -> Result<First, Failure> {
+        match app.0.idempotency.enter(&tenant, &key, &fingerprint) {
+            Step::Refuse(error) => return Err(error.into()),
+            Step::Repeat(status, body) => return Ok(First::Answered(status, body)),
+            Step::First => {}
+        }
+        let mut running = Self { app: app.clone(), tenant, key, fingerprint, answer: None };
+        let Some(stored) = stored(app, &running.tenant, &running.key).await? else { return Ok(First::Runs(running)) };
+        if stored.fingerprint != running.fingerprint {
+            return Err(used_otherwise().into());
+        }
+        let status = u16::try_from(stored.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+        let (status, body) = (status.unwrap_or(StatusCode::OK), Bytes::from(stored.body));
+        running.answered(status, body.clone());
+        Ok(First::Answered(status, body))
+    }
+
+    /// Answers the request. It runs to its end even if its client goes away, so that a repeated one gets its answer.
+    async fn answer(mut self, request: Request, next: Next) -> Result<Response, Failure> {
+        let answered = detached(async move {
+            let response = next.run(request).await;
+            if !response.status().is_success() {
+                return Ok(response);
+            }
+            let (parts, body) = response.into_parts();
+            let body = axum::body::to_bytes(body, MAX_ANSWER).await.map_err(|error| {
+                Error::new(ErrorKind::Internal, "create", "the answer is too large to be repeated").with_source(error)
+            })?;
+            self.keep(parts.status, &body).await?;
+            self.answered(parts.status, body.clone());
+            Ok(Response::from_parts(parts, Body::from(body)))
+        });
+        Ok(answered.await?)
+    }
+
     fn answered(&mut self, status: StatusCode, body: Bytes) {
         self.answer = Some((status, body));
+    }
+
+    /// Keeps an answer for later processes of the server.
+    async fn keep(&self, status: StatusCode, body: &Bytes) -> Result<(), Error> {
+        let Some(store) = &self.app.services().store else { return Ok(()) };
+        let answer = StoredAnswer {
+            fingerprint: self.fingerprint.clone(),
+            created: now(),
+            status: i64::from(status.as_u16()),
+            body: String::from_utf8_lossy(body).into_owned(),
+        };
+        store.add_answer(&self.tenant, &self.key, &answer).await
     }
 }
 
@@ -176,25 +260,6 @@ async fn stored(app: &App, tenant: &TenantId, key: &str) -> Result<Option<Stored
     let Some(store) = &app.services().store else { return Ok(None) };
     let oldest = now().saturating_sub(super::FORGET_AFTER);
     Ok(store.answer(tenant, key).await?.filter(|answer| answer.created > oldest))
-}
-
-/// Keeps an answer for later processes of the server.
-async fn keep(
-    app: &App,
-    tenant: &TenantId,
-    key: &str,
-    fingerprint: &str,
-    status: StatusCode,
-    body: &Bytes,
-) -> Result<(), Error> {
-    let Some(store) = &app.services().store else { return Ok(()) };
-    let answer = StoredAnswer {
-        fingerprint: fingerprint.to_owned(),
-        created: now(),
-        status: i64::from(status.as_u16()),
-        body: String::from_utf8_lossy(body).into_owned(),
-    };
-    store.add_answer(tenant, key, &answer).await
 }
 
 fn repeat(status: StatusCode, body: Bytes) -> Response {

@@ -19,6 +19,7 @@ mod idempotency;
 mod images;
 mod linger;
 mod meta;
+pub mod network;
 mod openapi;
 mod output;
 mod pages;
@@ -420,12 +421,14 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::pause)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::resume)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::stats)))
+        .routes(quick(Scope::SandboxesRead, routes!(network::get)))
+        .routes(quick(Scope::SandboxesWrite, routes!(network::set)))
         .routes(transfer(Scope::SnapshotsWrite, idempotent(app, routes!(snapshots::take))))
         .routes(work(Scope::SandboxesWrite, idempotent(app, routes!(snapshots::fork))))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::list)))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::get)))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::download)))
-        .routes(transfer(Scope::SnapshotsWrite, routes!(snapshots::upload)))
+        .routes(transfer(Scope::SnapshotsWrite, idempotent_upload(app, routes!(snapshots::upload))))
         .routes(quick(Scope::SnapshotsWrite, routes!(snapshots::delete)))
         .routes(work(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
         .routes(quick(Scope::VolumesRead, routes!(volumes::list)))
@@ -490,4 +493,9 @@ fn guarded(app: &App, scope: Scope, limit: Duration, routes: UtoipaMethodRouter<
 /// Gives repeated requests with the same key the first one's answer.
 fn idempotent(app: &App, routes: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
     routes.layer(middleware::from_fn_with_state(app.clone(), idempotency::once))
+}
+
+/// Gives repeated uploads with the same key the first one's answer.
+fn idempotent_upload(app: &App, routes: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
+    routes.layer(middleware::from_fn_with_state(app.clone(), idempotency::once_uploaded))
 }

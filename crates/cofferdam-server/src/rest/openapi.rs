@@ -79,6 +79,7 @@ documented! {
     views::RenameSandbox = "RenameSandbox",
     views::RunCode = "RunCode",
     views::RunResult = "RunResult",
+    super::network::SandboxNetwork = "SandboxNetwork",
     views::SandboxDetails = "SandboxDetails",
     views::SandboxList = "SandboxList",
     views::SandboxView = "SandboxView",

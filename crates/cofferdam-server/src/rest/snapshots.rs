@@ -176,7 +176,9 @@ pub struct UploadQuery {
 /// Upload a snapshot.
 ///
 /// The body is a snapshot that was downloaded. It is verified before it is listed.
-#[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", params(UploadQuery),
+#[utoipa::path(post, path = "/v1/snapshots", tag = "snapshots", params(UploadQuery,
+        ("Idempotency-Key" = Option<String>, Header, max_length = 128,
+        description = "A repeated request with the same key and body gets the first one's answer")),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 201, body = SnapshotView)))]
 pub async fn upload(

@@ -14,13 +14,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
 use super::extract::{Json, Path, Query};
+use super::pages::{PageQuery, PageSize};
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::{Answer, App};
 use crate::caller::Caller;
 use crate::metrics::OPENMETRICS;
 use crate::quota::{Prices, Quota};
-use crate::store::{Store, Usage, UsageRow};
+use crate::store::{Store, Usage, UsagePlace, UsageRow};
 
 /// The most days of one answer.
 const MAX_DAYS: i64 = 366;
@@ -39,6 +40,12 @@ pub struct UsageQuery {
     /// The form of the answer. Default: JSON.
     #[param(inline)]
     format: Option<Format>,
+    /// The value of `next` of the page before. A list of lines of values has no pages.
+    #[param(max_length = 256)]
+    after: Option<String>,
+    /// The most rows of the page. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
 }
 
 /// The form of a list of usage.
@@ -56,9 +63,11 @@ pub enum Format {
 pub struct UsageList {
     /// The rows, in the order of days.
     pub usage: Vec<PricedUsage>,
-    /// The cost of all rows, if the operator has set prices.
+    /// The cost of these rows, if the operator has set prices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
 }
 
 /// Usage with its cost.
@@ -83,7 +92,7 @@ pub struct Cost {
 
 impl UsageList {
     /// Adds costs to rows, by the prices of now.
-    fn of(rows: Vec<UsageRow>, prices: Option<&Prices>) -> Self {
+    fn of(rows: Vec<UsageRow>, next: Option<String>, prices: Option<&Prices>) -> Self {
         let priced = |row: UsageRow| {
             let cost_micros = prices.map(|prices| prices.cost_micros(&row.usage));
             PricedUsage { row, cost_micros }
@@ -93,7 +102,7 @@ impl UsageList {
             currency: prices.currency().to_owned(),
             micros: usage.iter().filter_map(|row| row.cost_micros).fold(0, i64::saturating_add),
         });
-        Self { usage, cost }
+        Self { usage, cost, next }
     }
 }
 
@@ -126,6 +135,8 @@ pub struct QuotaState {
 pub struct QuotaList {
     /// The quotas by tenant.
     pub quotas: BTreeMap<String, Quota>,
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
 }
 
 /// List the usage of the tenant by day and label.
@@ -152,12 +163,22 @@ async fn listed(app: &App, tenant: Option<&TenantId>, query: &UsageQuery) -> Ans
     if from > to || to.saturating_sub(from) >= MAX_DAYS {
         return Err(Failure::bad_request(format!("the days must be in order, and at most {MAX_DAYS}")));
     }
-    let usage = app.store()?.usage(tenant, from, to).await?;
-    let list = UsageList::of(usage, app.services().admission.prices().as_ref());
-    Ok(match query.format {
-        Some(Format::Csv) => ([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&list)).into_response(),
-        _ => axum::Json(list).into_response(),
-    })
+    let (store, prices) = (app.store()?, app.services().admission.prices());
+    if query.format == Some(Format::Csv) {
+        if query.after.is_some() || query.limit.is_some() {
+            return Err(Failure::bad_request("a list of lines of values has no pages: leave after and limit out"));
+        }
+        let list = UsageList::of(store.usage(tenant, from, to).await?, None, prices.as_ref());
+        return Ok(([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&list)).into_response());
+    }
+    let size = PageSize::of(query.limit)?;
+    let after = query.after.as_ref().map_or(Ok(UsagePlace::START), |after| after.parse());
+    let after = after.map_err(|()| Failure::bad_request("after is not the value of next of a page"))?;
+    let found = store.usage_after(tenant, from, to, &after, size.wanted()).await?;
+    let found = found.into_iter().map(|row| (row.place().to_string(), row)).collect();
+    let (page, next) = size.cut(found, |(place, _): &(String, _)| place);
+    let rows = page.into_iter().map(|(_, row)| row).collect();
+    Ok(axum::Json(UsageList::of(rows, next, prices.as_ref())).into_response())
 }
 
 fn csv(list: &UsageList) -> String {
@@ -215,11 +236,13 @@ async fn state_of(app: &App, tenant: &TenantId) -> Result<QuotaState, Failure> {
 }
 
 /// List the quotas of tenants that differ from the default.
-#[utoipa::path(get, path = "/v1/admin/quotas", tag = "admin", responses((status = 200, body = QuotaList)))]
-pub async fn quotas(State(app): State<App>) -> Result<axum::Json<QuotaList>, Failure> {
-    let quotas = load_quotas(app.store()?).await?;
-    let quotas = quotas.into_iter().map(|(tenant, quota)| (tenant.as_str().to_owned(), quota)).collect();
-    Ok(axum::Json(QuotaList { quotas }))
+#[utoipa::path(get, path = "/v1/admin/quotas", tag = "admin", params(PageQuery),
+    responses((status = 200, body = QuotaList)))]
+pub async fn quotas(State(app): State<App>, Query(query): Query<PageQuery>) -> Result<axum::Json<QuotaList>, Failure> {
+    let all = load_quotas(app.store()?).await?.into_iter().collect();
+    let (page, next) = query.page(all, |(tenant, _): &(TenantId, _)| tenant.as_str())?;
+    let quotas = page.into_iter().map(|(tenant, quota)| (tenant.as_str().to_owned(), quota)).collect();
+    Ok(axum::Json(QuotaList { quotas, next }))
 }
 
 /// Set the quota of a tenant.

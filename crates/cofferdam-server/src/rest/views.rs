@@ -545,7 +545,7 @@ impl SandboxDetails {
             },
             volumes: live.volumes.iter().map(MountVolume::of).collect(),
             limits: inner.spec().limits().clone(),
-            network: inner.spec().network().clone(),
+            network: live.network(),
             posture: inner.posture().clone(),
         }
     }

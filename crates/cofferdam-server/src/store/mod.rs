@@ -28,7 +28,7 @@ pub use idempotency::StoredAnswer;
 pub use keys::KeyRecord;
 pub use sandboxes::SandboxRecord;
 pub use snapshots::SnapshotRecord;
-pub use usage::{Usage, UsageRow};
+pub use usage::{Usage, UsagePlace, UsageRow};
 
 /// Time to wait for a connection, and for other writers.
 const WAIT: Duration = Duration::from_secs(5);

@@ -1,5 +1,8 @@
 //! The table of usage by tenant, day and label. Records are only ever added to it.
 
+use std::fmt;
+use std::str::FromStr;
+
 use cofferdam_contract::{Error, Result, TenantId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,7 +11,7 @@ use sqlx::{AnyConnection, Connection as _, Row, query};
 
 use super::{Store, failed};
 
-/// The most rows of one answer.
+/// The most rows of a complete list.
 const MAX_ROWS: usize = 100_000;
 
 /// An amount of usage.
@@ -78,7 +81,44 @@ pub struct UsageRow {
     pub usage: Usage,
 }
 
+/// The place of a row in the order of lists. Its text has the day, the tenant and the label, with commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsagePlace {
+    day: i64,
+    tenant: String,
+    label: String,
+}
+
+impl UsagePlace {
+    /// The place before all rows.
+    pub const START: Self = Self { day: i64::MIN, tenant: String::new(), label: String::new() };
+}
+
+impl fmt::Display for UsagePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { day, tenant, label } = self;
+        write!(f, "{day},{tenant},{label}")
+    }
+}
+
+impl FromStr for UsagePlace {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        // A label may have commas; a tenant has none.
+        let mut parts = text.splitn(3, ',');
+        let mut part = || parts.next().ok_or(());
+        let day = part()?.parse().map_err(drop)?;
+        Ok(Self { day, tenant: part()?.to_owned(), label: part()?.to_owned() })
+    }
+}
+
 impl UsageRow {
+    /// Returns the place of the row in the order of lists.
+    pub fn place(&self) -> UsagePlace {
+        UsagePlace { day: self.day, tenant: self.tenant.clone(), label: self.label.clone() }
+    }
+
     fn read(row: &AnyRow) -> sqlx::Result<Self> {
         Ok(Self {
             tenant: row.try_get("tenant")?,
@@ -194,19 +234,41 @@ impl Store {
     }
 
     async fn usage_rows(&self, tenant: Option<&TenantId>, from: i64, to: i64, most: usize) -> Result<Vec<UsageRow>> {
-        let select = "SELECT tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes,
-            disk_mib_ms, audit_bytes FROM usage_of_day WHERE day >= $1 AND day <= $2 AND ($3 = '' OR tenant = $3)
-            ORDER BY day, tenant, label LIMIT $4";
-        let limit = i64::try_from(most).unwrap_or(i64::MAX).saturating_add(1);
-        let tenant = tenant.map_or("", TenantId::as_str);
-        let rows = query(select).bind(from).bind(to).bind(tenant).bind(limit).fetch_all(&self.pool).await;
-        let rows: sqlx::Result<Vec<_>> = rows.and_then(|rows| rows.iter().map(UsageRow::read).collect());
-        let rows = rows.map_err(|error| failed("read usage", error))?;
+        let rows = self.usage_after(tenant, from, to, &UsagePlace::START, most + 1).await?;
         if rows.len() > most {
             return Err(Error::invalid("read usage", format!("the usage of these days has more than {most} rows"))
-                .with_remedy("ask for fewer days"));
+                .with_remedy("ask for fewer days, or for JSON, which has pages"));
         }
         Ok(rows)
+    }
+
+    /// Returns at most `limit` rows after a place, like [`Self::usage`].
+    ///
+    /// # Errors
+    /// - `Unavailable` if the database fails.
+    pub async fn usage_after(
+        &self,
+        tenant: Option<&TenantId>,
+        from: i64,
+        to: i64,
+        after: &UsagePlace,
+        limit: usize,
+    ) -> Result<Vec<UsageRow>> {
+        let select = "SELECT tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes,
+            disk_mib_ms, audit_bytes FROM usage_of_day WHERE day >= $1 AND day <= $2 AND ($3 = '' OR tenant = $3)
+            AND (day, tenant, label) > ($4, $5, $6) ORDER BY day, tenant, label LIMIT $7";
+        let rows = query(select)
+            .bind(from)
+            .bind(to)
+            .bind(tenant.map_or("", TenantId::as_str))
+            .bind(after.day)
+            .bind(&after.tenant)
+            .bind(&after.label)
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .fetch_all(&self.pool)
+            .await;
+        let rows = rows.and_then(|rows| rows.iter().map(UsageRow::read).collect());
+        rows.map_err(|error| failed("read usage", error))
     }
 
     /// Returns the usage of each tenant on a day, all labels together. The label of the rows is empty.
@@ -248,6 +310,20 @@ mod tests {
         assert_eq!(store.usage(None, 0, 9).await.unwrap().len(), 3);
     }
 
+    #[test]
+    fn a_place_is_read_from_its_text() {
+        for place in [
+            UsagePlace { day: 20_600, tenant: "a".to_owned(), label: "x,y".to_owned() },
+            UsagePlace { day: -1, tenant: "a.b".to_owned(), label: String::new() },
+            UsagePlace::START,
+        ] {
+            assert_eq!(place.to_string().parse(), Ok(place));
+        }
+        for bad in ["", "1", "1,a", "x,a,l", "99999999999999999999,a,l"] {
+            assert!(bad.parse::<UsagePlace>().is_err(), "{bad}");
+        }
+    }
+
     /// Promise (Server): A list of usage is complete or refused, and the usage of a day counts after a restart with all
     /// its labels.
     #[tokio::test]
@@ -265,7 +341,7 @@ mod tests {
         let error = store.usage_rows(None, 5, 6, 6).await.unwrap_err();
         assert_eq!(
             (error.kind(), error.remedy()),
-            (cofferdam_contract::ErrorKind::InvalidInput, Some("ask for fewer days"))
+            (cofferdam_contract::ErrorKind::InvalidInput, Some("ask for fewer days, or for JSON, which has pages"))
         );
         let sums = store.usage_of_tenants(5).await.unwrap();
         let sums: Vec<_> = sums.iter().map(|row| (&*row.tenant, &*row.label, row.usage.cpu_us)).collect();

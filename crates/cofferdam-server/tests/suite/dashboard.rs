@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use cofferdam_server::{Quota, Scope};
+use cofferdam_server::{Quota, Scope, ServedBackend};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::networked::Networked;
 use crate::support::{Over, Running, bounds, create, exec, process, start, start_with, steps};
 
 /// Sends a request over a plain connection. Returns the answer as text.
@@ -119,14 +121,17 @@ async fn forwarded(server: &Running) -> String {
     url
 }
 
-/// Creates a sandbox whose copy-on-write workspace has a hostile change.
+/// Creates a sandbox whose copy-on-write workspace has hostile changes.
 async fn review(server: &Running) {
     let directory = server.directory.path().join("project");
     std::fs::create_dir(&directory).unwrap();
-    std::fs::write(directory.join("page.html"), "old\n").unwrap();
+    for (name, text) in [("page.html", "old\n"), ("notes.txt", "-- a/page.html\nkept\n"), ("gone.txt", "gone\n")] {
+        std::fs::write(directory.join(name), text).unwrap();
+    }
     let body = json!({ "backend": "process", "name": "review", "workspace": { "path": directory } });
     create(&server.client(), body).await;
-    let line = "printf '%s\\n' '<img src=x onerror=\"window.hacked=1\">' > page.html";
+    let line = "printf '%s\\n' '<img src=x onerror=\"window.hacked=1\">' > page.html
+        printf 'kept\\n++ b/evil\\n' > notes.txt; rm gone.txt";
     let started = crate::support::shell(&server.client(), "review", line).await.unwrap();
     let path = format!("/v1/sandboxes/review/execs/{}/wait", started.id);
     crate::support::get(&server.client(), &path).await.unwrap();
@@ -146,7 +151,14 @@ async fn the_dashboard_works_in_a_browser() {
         return;
     }
     let quota = r#"{"sandboxes": 20, "memory": "16G", "cpu_seconds_per_day": 3600, "requests_per_second": 200}"#;
-    let server = start_with(Over::Tls, bounds(), |config| config.quota = Quota::parse(quota).unwrap()).await;
+    let server = start_with(Over::Tls, bounds(), |config| {
+        config.quota = Quota::parse(quota).unwrap();
+        let backend = Arc::new(Networked(Default::default()));
+        let served = ServedBackend { backend, attributes: Vec::new(), archive: None };
+        config.policy.backends.insert("networked".to_owned(), served);
+        config.policy.network = true;
+    })
+    .await;
     let open = start(Over::Tcp, bounds()).await;
     create(&open.client(), process()).await;
     let own = start(Over::Socket, bounds()).await;
@@ -169,8 +181,9 @@ async fn the_dashboard_works_in_a_browser() {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     println!("{}{}", text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "the browser test failed; its output is above");
-    let applied = std::fs::read_to_string(own.directory.path().join("project/page.html")).unwrap();
-    assert!(applied.starts_with("<img"), "{applied}");
+    let applied = |name| std::fs::read_to_string(own.directory.path().join("project").join(name)).ok();
+    assert!(applied("page.html").is_some_and(|text| text.starts_with("<img")));
+    assert_eq!((applied("notes.txt").as_deref(), applied("gone.txt")), (Some("kept\n++ b/evil\n"), None));
     server.stop().await;
     open.stop().await;
     own.stop().await;

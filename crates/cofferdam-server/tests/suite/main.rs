@@ -17,6 +17,7 @@ mod identity;
 mod issuer;
 mod lifecycle;
 mod matrix;
+mod network;
 mod networked;
 mod oidc;
 mod openapi;

@@ -45,6 +45,7 @@ fn body(path: &str, method: &str) -> Vec<u8> {
         // The end of an archive without files.
         ("POST", "snapshots") => "\0".repeat(1024),
         ("POST", "volumes") => json!({ "name": new_name(), "size": "16M" }).to_string(),
+        ("PUT", "network") => json!({ "kind": "none" }).to_string(),
         ("POST" | "PUT", _) => "{}".to_owned(),
         _ => String::new(),
     };

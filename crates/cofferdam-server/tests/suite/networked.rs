@@ -37,8 +37,7 @@ impl Backend for Networked {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let spec = spec.to_builder().network(NetworkPolicy::None).build()?;
-        let (inner, events) = (self.0.create(spec).await?, broadcast::channel(64).0);
-        Ok(Arc::new(NetworkedSandbox { inner, events, denied: AtomicU64::new(0), is_cut: AtomicBool::new(false) }))
+        Ok(NetworkedSandbox::around(self.0.create(spec).await?))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -59,6 +58,11 @@ struct NetworkedSandbox {
 }
 
 impl NetworkedSandbox {
+    fn around(inner: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        let events = broadcast::channel(64).0;
+        Arc::new(Self { inner, events, denied: AtomicU64::new(0), is_cut: AtomicBool::new(false) })
+    }
+
     fn report(&self, host: &str, reason: Option<&str>) {
         let event = json!({ "time_ms": 1000, "host": host, "port": 443, "protocol": "tls", "reason": reason,
             "sent": 5, "received": 7, "duration_ms": 1 });
@@ -130,7 +134,7 @@ impl Sandbox for NetworkedSandbox {
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        self.inner.fork().await
+        Ok(Self::around(self.inner.fork().await?))
     }
 
     async fn pause(&self) -> Result<()> {

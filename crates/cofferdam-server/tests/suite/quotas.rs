@@ -253,6 +253,71 @@ async fn usage_has_a_cost_by_prices() {
     server.stop().await;
 }
 
+/// Promise (Server): The pages of usage and of quotas have each row once, and a CSV has all rows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn usage_and_quotas_have_pages() {
+    let server = start(Over::Tls, bounds()).await;
+    let (admin, _) = server.keyed("acme", ALL).await;
+    let row = |tenant: &str, day, label: &str| UsageRow {
+        tenant: tenant.to_owned(),
+        day,
+        label: label.to_owned(),
+        usage: Usage { execs: 1, ..Usage::default() },
+    };
+    let rows = [row("acme", 5, ""), row("acme", 5, "a,b"), row("b", 5, "x"), row("acme", 6, "a"), row("b", 6, "")];
+    server.store.settle(&rows, &[]).await.unwrap();
+    let pages = async |path: &str| {
+        let (mut pages, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = get(&admin, &format!("{path}limit=2{after}")).await.unwrap();
+            let Some(next) = page["next"].as_str().map(str::to_owned) else {
+                pages.push(page);
+                return pages;
+            };
+            after = format!("&after={next}");
+            pages.push(page);
+        }
+    };
+    let listed = pages("/v1/admin/usage?from=5&to=6&").await;
+    let listed: Vec<UsageRow> = listed
+        .iter()
+        .flat_map(|page| serde_json::from_value::<Vec<UsageRow>>(page["usage"].clone()).unwrap())
+        .collect();
+    assert_eq!(listed, rows);
+    let own: Vec<_> = pages("/v1/usage?from=5&to=6&").await.iter().map(|page| page["usage"].clone()).collect();
+    let labels = own.iter().flat_map(|page| page.as_array().unwrap()).map(|row| row["label"].as_str().unwrap());
+    assert_eq!(labels.collect::<Vec<_>>(), ["", "a,b", "a"]);
+    assert_eq!(text_of(&admin, "/v1/admin/usage?from=5&to=6&format=csv").await.lines().count(), 1 + rows.len());
+    for bad in ["limit=0", "limit=1001", "after=x", "format=csv&limit=2", "format=csv&after=5,b,x"] {
+        let error = get(&admin, &format!("/v1/usage?{bad}")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}");
+    }
+
+    let tenants = ["a", "b", "c", "d", "e"];
+    for tenant in tenants {
+        send(&admin, Method::PUT, &format!("/v1/admin/quotas/{tenant}"), Some(json!({}))).await.unwrap();
+    }
+    let listed = pages("/v1/admin/quotas?").await;
+    let listed: Vec<_> = listed.iter().flat_map(|page| page["quotas"].as_object().unwrap().keys()).collect();
+    assert_eq!(listed, tenants);
+    server.stop().await;
+}
+
+/// Promise (Server): A quota of memory and seconds charges no sandbox nothing: one without a limit is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_without_a_memory_limit_has_none_for_free() {
+    let server = start_with(Over::Tls, bounds(), |config| config.policy.max_limits.memory = None).await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    let unlimited = json!({ "limits": Limits { memory: None, ..Limits::default() } });
+    create(&acme, unlimited.clone()).await;
+    let quota = json!({ "memory_gib_seconds_per_day": 1000 });
+    send(&acme, Method::PUT, "/v1/admin/quotas/acme", Some(quota)).await.unwrap();
+    let refused = post(&acme, "/v1/sandboxes", unlimited).await.unwrap_err();
+    assert_eq!((refused.kind(), refused.remedy()), (ErrorKind::Denied, Some("set the limit memory")), "{refused}");
+    create(&acme, json!({ "limits": Limits::default() })).await;
+    server.stop().await;
+}
+
 /// Promise (Server): A caller that leaves in the middle of a run pays for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_that_leaves_pays() {

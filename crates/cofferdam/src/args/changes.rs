@@ -8,6 +8,7 @@ const CHANGES_HELP: &str = "\
 Examples:
   cofferdam run --workspace . -- make test    the guest changes a copy of this directory
   cofferdam changes ls                        list the changes that were kept
+  cofferdam changes show                      show the only kept changes of this directory
   cofferdam changes show 3f8a                 show the differences
   cofferdam changes apply 3f8a --only 'src/**'
   cofferdam changes discard 3f8a --only '*.log'
@@ -53,9 +54,10 @@ pub struct ListChangesArgs {
 /// `cofferdam changes show`.
 #[derive(Debug, Args)]
 pub struct ShowChangesArgs {
-    /// Select the changes by their id, the beginning of it, or a file
+    /// Select the changes by their id, the beginning of it, or a file [default: the only kept changes of
+    /// the current directory]
     #[arg(value_name = "CHANGES")]
-    pub changes: String,
+    pub changes: Option<String>,
 
     /// Compare with this directory [default: the one that the guest saw]
     #[arg(long, value_name = "DIR")]
@@ -77,9 +79,10 @@ pub struct ShowChangesArgs {
 /// `cofferdam changes apply`.
 #[derive(Debug, Args)]
 pub struct ApplyChangesArgs {
-    /// Select the changes by their id, the beginning of it, or a file
+    /// Select the changes by their id, the beginning of it, or a file [default: the only kept changes of
+    /// the current directory]
     #[arg(value_name = "CHANGES")]
-    pub changes: String,
+    pub changes: Option<String>,
 
     /// Write to this directory [default: the one that the guest saw]
     #[arg(long, value_name = "DIR")]

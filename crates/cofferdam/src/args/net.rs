@@ -82,6 +82,51 @@ pub struct NetArgs {
 pub enum NetCommand {
     /// Explain what a policy allows for a host or URL, and by which rule; exit status 1 if nothing
     Explain(ExplainArgs),
+    /// Replace the policy of a sandbox of a server; connections that the new one does not allow end
+    #[cfg(feature = "server")]
+    Set(SetNetworkArgs),
+    /// Print the policy of a sandbox of a server
+    #[cfg(feature = "server")]
+    Show(ShowNetworkArgs),
+}
+
+#[cfg(feature = "server")]
+const SET_HELP: &str = "\
+Examples:
+  cofferdam net set build --net pypi.org:443
+  cofferdam net set build --net none   deny everything
+
+The sandbox was created with --net. The new policy can have no ports that the first one did not have.";
+
+/// `cofferdam net set`.
+#[cfg(feature = "server")]
+#[derive(Debug, Args)]
+#[command(after_help = SET_HELP, group = clap::ArgGroup::new("policy").args(["net", "net_policy"]).required(true))]
+pub struct SetNetworkArgs {
+    /// Select the sandbox by its id or name
+    #[arg(add = crate::completion::sandboxes())]
+    pub sandbox: String,
+    #[command(flatten)]
+    pub network: NetworkArgs,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: super::ClientArgs,
+}
+
+/// `cofferdam net show`.
+#[cfg(feature = "server")]
+#[derive(Debug, Args)]
+pub struct ShowNetworkArgs {
+    /// Select the sandbox by its id or name
+    #[arg(add = crate::completion::sandboxes())]
+    pub sandbox: String,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: super::ClientArgs,
 }
 
 /// `cofferdam net explain`.

@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cofferdam::{ByteSize, Error, Result};
 use cofferdam_changes::{
-    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Discarded, Effect, Globs, Id, KeptContents, RenderOptions,
-    Workspace, apply, document, effect, open_saved, render, text, would_discard,
+    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Discarded, Effect, Globs, Id, Kept, KeptContents,
+    RenderOptions, Workspace, apply, document, effect, open_saved, render, text, would_discard,
 };
 use cofferdam_linux::named;
 use serde_json::json;
@@ -47,24 +47,25 @@ fn list(args: &ListChangesArgs) -> Result<u8> {
         });
         return Ok(report::printed(report::document(&json!({"changes": rows.collect::<Vec<_>>()})), 0));
     }
-    let mut lines = String::new();
-    for kept in &kept {
-        let age = ago(kept.time.elapsed().unwrap_or_default());
-        let size = ByteSize::from_bytes(kept.bytes);
-        let contents = match &kept.contents {
-            Some(KeptContents { changes, workspace }) => {
-                let files = if *changes == 1 { "file " } else { "files" };
-                format!("{changes:>6} {files}  {}", text::path(workspace))
-            }
-            None => "damaged".to_owned(),
-        };
-        lines.push_str(&format!("{}  {age:>9}  {size:>8}  {contents}\n", kept.id));
-    }
+    let lines: String = kept.iter().map(|kept| format!("{}\n", row(kept))).collect();
     Ok(report::printed(report::print(&lines), 0))
 }
 
+fn row(kept: &Kept) -> String {
+    let age = ago(kept.time.elapsed().unwrap_or_default());
+    let size = ByteSize::from_bytes(kept.bytes);
+    let contents = match &kept.contents {
+        Some(KeptContents { changes, workspace }) => {
+            let files = if *changes == 1 { "file " } else { "files" };
+            format!("{changes:>6} {files}  {}", text::path(workspace))
+        }
+        None => "damaged".to_owned(),
+    };
+    format!("{}  {age:>9}  {size:>8}  {contents}", kept.id)
+}
+
 fn show(args: &ShowChangesArgs) -> Result<u8> {
-    let Found { set, directory, .. } = find(&args.changes, args.to.as_deref())?;
+    let Found { set, directory, .. } = find(&selected(args.changes.as_deref())?, args.to.as_deref())?;
     let set = set.select(Globs::new(&args.only));
     if args.json || args.stat {
         let document = document(&set, directory.as_fd()).map_err(failed)?;
@@ -95,7 +96,7 @@ fn show(args: &ShowChangesArgs) -> Result<u8> {
 }
 
 fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
-    let found = find(&args.changes, args.to.as_deref())?;
+    let found = find(&selected(args.changes.as_deref())?, args.to.as_deref())?;
     let options = ApplyOptions {
         only: Globs::new(&args.only),
         allow: Globs::new(&args.allow),
@@ -109,25 +110,41 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
         return Err(failed(ChangesError::NoMatch));
     }
     let status = u8::from(!is_whole);
-    if let Some(id) =
-        found.id.as_ref().filter(|_| is_whole && args.only.is_empty() && args.to.is_none() && !args.dry_run)
-    {
-        match review::store()?.discard(id.as_str()) {
-            // Another application of the same changes has discarded them.
-            Ok(_) | Err(ChangesError::NotFound { .. }) => {}
-            Err(error) => return Err(failed(error)),
-        }
-    }
+    let is_all = is_whole && args.only.is_empty();
+    let is_kept = args.to.is_none() && !args.dry_run && (is_all || !applied.applied.is_empty());
+    let kept = found.id.as_ref().filter(|_| is_kept);
+    let forgotten = kept.map_or(Ok(0), |id| forget_applied(id, &found, &applied, is_all));
     if args.json {
         let mut document = review::applied_document(&applied);
         document["dry_run"] = json!(args.dry_run);
+        forgotten?;
         return Ok(report::printed(report::document(&document), status));
     }
     if args.dry_run {
         return print_plan(&found, &applied).map(|printed| report::printed(printed, status));
     }
     review::print_applied(&applied, &found.path);
+    if let (Some(id), remaining @ 1..) = (kept, forgotten?) {
+        let plural = if remaining == 1 { "change remains" } else { "changes remain" };
+        report::remark(&format!("{remaining} {plural} in {id}"), Tone::Good);
+    }
     Ok(status)
+}
+
+/// Removes applied changes from the store. Returns the number of those that remain.
+fn forget_applied(id: &Id, found: &Found, applied: &Applied, is_all: bool) -> Result<usize> {
+    let store = review::store()?;
+    let remaining = if is_all {
+        store.discard(id.as_str()).map(|_| 0)
+    } else {
+        let shrunk = store.discard_applied(id.as_str(), found.directory.as_fd(), &applied.applied);
+        shrunk.map(|(_, discarded)| discarded.remaining)
+    };
+    match remaining {
+        // Another application of the same changes has removed them.
+        Err(ChangesError::NotFound { .. }) => Ok(0),
+        remaining => remaining.map_err(failed),
+    }
 }
 
 /// Prints what an application would do with each path.
@@ -261,6 +278,39 @@ fn prune(args: &PruneChangesArgs) -> Result<u8> {
     let removed = review::store()?.prune(size, args.older_than.unwrap_or(Duration::MAX)).map_err(failed)?;
     report::remark(&format!("discarded {} of the kept changes", removed.len()), Tone::Good);
     Ok(0)
+}
+
+/// Returns the argument, or the identifier of the only kept changes of the current directory, which it prints.
+fn selected(changes: Option<&str>) -> Result<String> {
+    if let Some(changes) = changes {
+        return Ok(changes.to_owned());
+    }
+    let here = std::env::current_dir().map_err(|error| {
+        Error::invalid("changes", "cannot find the current directory")
+            .with_source(error)
+            .with_remedy("name an id of 'cofferdam changes ls'")
+    })?;
+    let is_here = |kept: &Kept| kept.contents.as_ref().is_some_and(|contents| contents.workspace == here);
+    let kept: Vec<Kept> = review::store()?.list().map_err(failed)?.into_iter().filter(is_here).collect();
+    let shown = text::path(&here);
+    match &kept[..] {
+        [only] => {
+            let age = ago(only.time.elapsed().unwrap_or_default());
+            report::remark(&format!("changes {} of {shown}, kept {age}", only.id), Tone::Good);
+            Ok(only.id.to_string())
+        }
+        [] => {
+            let message = format!("no changes of '{shown}' are kept");
+            Err(Error::new(cofferdam::ErrorKind::NotFound, "changes", message)
+                .with_remedy("go to the directory of the changes, or name an id of 'cofferdam changes ls'"))
+        }
+        [.., newest] => {
+            kept.iter().for_each(|kept| report::remark(&row(kept), Tone::Good));
+            let message = format!("{} change sets of '{shown}' are kept", kept.len());
+            Err(Error::invalid("changes", message)
+                .with_remedy(format!("name one of them; the newest is {}", newest.id)))
+        }
+    }
 }
 
 /// A change set with its directory.

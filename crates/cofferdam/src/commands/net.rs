@@ -1,4 +1,4 @@
-//! `cofferdam net`: explains network policies.
+//! `cofferdam net`: explains network policies. The policies of sandboxes of a server are in `server::net`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -18,8 +18,13 @@ const HTTPS: u16 = 443;
 
 /// Runs the subcommand.
 pub fn main(args: &NetArgs) -> u8 {
-    let NetCommand::Explain(args) = &args.command;
-    report::finish(explain(args), Form::of(args.json))
+    match &args.command {
+        NetCommand::Explain(args) => report::finish(explain(args), Form::of(args.json)),
+        #[cfg(feature = "server")]
+        NetCommand::Set(args) => super::server::net::set(args),
+        #[cfg(feature = "server")]
+        NetCommand::Show(args) => super::server::net::show(args),
+    }
 }
 
 /// The decision about one kind of contents.

@@ -4,16 +4,19 @@ use std::sync::Arc;
 
 use cofferdam_contract::configuration::Variables;
 use cofferdam_contract::{Backend, Error, Finding, Result};
-use cofferdam_server::remote::{RemoteBackend, RemoteConfig, doctor, variables};
+use cofferdam_server::remote::{RemoteBackend, RemoteConfig, RemoteSettings, doctor};
 
 use super::Setup;
 use super::table::{Creation, Examination, Implementation};
 use crate::resident::Candidates;
 
 pub(super) static IMPLEMENTATION: Implementation = Implementation {
-    qualified: |name| Setup { remote: Some(name.to_owned()), ..Setup::default() },
-    qualifier: |setup| setup.remote.clone(),
-    fingerprint: |setup| Some(format!("{:?} {:?}", std::env::var_os(variables::SERVER), setup.remote)),
+    qualified: |name| Setup {
+        remote: RemoteSettings { backend: Some(name.to_owned()), ..RemoteSettings::default() },
+        ..Setup::default()
+    },
+    qualifier: |setup| setup.remote.backend.clone(),
+    fingerprint: |setup| Some(format!("{:?}", setup.remote)),
     is_tried: false,
     ..Implementation::new(create, examine)
 };
@@ -22,12 +25,12 @@ fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(connect(config(creation.setup)?)?))
 }
 
-/// Reads the environment only here: the key is of no concern to other backends.
+/// Reads the key only here: it is of no concern to other backends.
 fn config(setup: &Setup) -> Result<RemoteConfig> {
     let lookup = |name: &str| std::env::var_os(name);
     // Like other clients, by default that of this user.
     let own = || format!("unix:{}", Candidates::read(lookup).socket().display());
-    RemoteConfig::from_environment(Variables::new(&lookup), setup.remote.clone(), own)
+    setup.remote.config(Variables::new(&lookup), own)
 }
 
 /// Connects in a thread with a runtime of its own: the caller may be in one.

@@ -18,7 +18,7 @@ use super::unavailable::ignored as wasm;
 use super::vm::settings as machines;
 #[cfg(feature = "wasm")]
 use super::wasm::settings as wasm;
-use super::{ContainerSettings, MakePolicy, PullPolicy, VmSettings, WasmSettings};
+use super::{ContainerSettings, E2bSettings, MakePolicy, PullPolicy, RemoteSettings, VmSettings, WasmSettings};
 
 /// The settings of all backends that are not in a spec, as one source or several sources have them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -31,10 +31,10 @@ pub struct Setup {
     pub machines: VmSettings,
     /// Settings of the WebAssembly backend, which become attributes of a spec.
     pub wasm: WasmSettings,
-    /// The server's backend that the remote backend uses. `None` for the server's own choice.
-    pub remote: Option<String>,
-    /// The template that the e2b backend uses. `None` for its default.
-    pub e2b: Option<String>,
+    /// Settings of the remote backend.
+    pub remote: RemoteSettings,
+    /// Settings of the E2B backend.
+    pub e2b: E2bSettings,
 }
 
 /// The settings of the image store that one source has: the table `[images]`.
@@ -77,7 +77,13 @@ impl Setup {
     /// Returns an error that names a variable with an invalid value.
     pub fn from_environment() -> Result<Self> {
         let lookup = |name: &str| std::env::var_os(name);
-        Ok(Self { containers: ContainerSettings::from_environment(Variables::new(&lookup))?, ..Self::default() })
+        let variables = Variables::new(&lookup);
+        Ok(Self {
+            containers: ContainerSettings::from_environment(variables)?,
+            remote: RemoteSettings::from_environment(variables)?,
+            e2b: E2bSettings::from_environment(variables)?,
+            ..Self::default()
+        })
     }
 
     /// Reads all environment variables with settings of backends.
@@ -90,6 +96,8 @@ impl Setup {
             containers: ContainerSettings::from_environment(variables)?,
             machines: VmSettings::from_environment(variables)?,
             wasm: WasmSettings::from_environment(variables)?,
+            remote: RemoteSettings::from_environment(variables)?,
+            e2b: E2bSettings::from_environment(variables)?,
             ..Self::default()
         })
     }

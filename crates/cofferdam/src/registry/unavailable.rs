@@ -1,6 +1,7 @@
 //! Settings of backends that this build lacks.
 
 use std::collections::BTreeMap;
+#[cfg(not(all(feature = "container", feature = "vm")))]
 use std::str::FromStr;
 
 use cofferdam_contract::Result;
@@ -25,6 +26,7 @@ impl UnavailableSettings {
 }
 
 /// Ignores the values of options.
+#[cfg(not(all(feature = "container", feature = "vm", feature = "wasm")))]
 pub(super) fn ignored<T>(_: T) -> UnavailableSettings {
     UnavailableSettings
 }
@@ -36,9 +38,11 @@ impl<'de> Deserialize<'de> for UnavailableSettings {
 }
 
 /// The value of an option of a backend that this build lacks. There is none.
+#[cfg(not(all(feature = "container", feature = "vm")))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnavailableValue {}
 
+#[cfg(not(all(feature = "container", feature = "vm")))]
 impl FromStr for UnavailableValue {
     type Err = String;
 

@@ -4,10 +4,11 @@ use cofferdam::registry;
 use cofferdam::{
     Access, Backend, ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, Protection, Sandbox, Spec, Stdin, Workspace,
 };
-use cofferdam_conformance::{Options, Outcome, run};
+use cofferdam_conformance::{Options, Outcome, Target, TestImage, UnixPrograms, run};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 use crate::census;
+use crate::images::Fixed;
 
 /// Promise (Conformance suite): The process backend passes the conformance suite.
 #[test]
@@ -24,6 +25,41 @@ fn process_backend_passes_the_conformance_suite() {
         assert!(report.is_success(), "{}\n{}", failures.join("\n"), report.summary());
         let capable = report.cases.iter().filter(|case| case.outcome == Outcome::Passed).count();
         assert!(capable >= 100, "only {capable} cases could be run");
+    });
+}
+
+/// Promise (Conformance suite): The process backend passes the conformance cases of images.
+#[test]
+fn process_backend_passes_the_conformance_cases_of_images() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut image = Fixed::with_programs(&["sh", "cat", "env", "rm"], 2);
+        image.user = Some((1234, 1234));
+        let test_image = TestImage {
+            env: vec![("GREETING".to_owned(), "hello".to_owned()), ("PATH".to_owned(), "/programs:/bin".to_owned())],
+            user: Some(1234),
+            working_dir: Some("/app".to_owned()),
+            ..TestImage::new("test:latest", "/app/readme", "of the image\n")
+        };
+        let weaker =
+            [Protection::Memory, Protection::CpuTime, Protection::Cpus, Protection::Processes, Protection::Disk];
+        let spec = weaker.into_iter().fold(Spec::builder(), |spec, weaker| spec.allow_weaker(weaker));
+        let target = Target::new(image.backend(), UnixPrograms::without_python())
+            .with_spec(spec.build().expect("valid"))
+            .with_image(test_image);
+        let report = run(&target, &Options { filter: Some("image".to_owned()), ..Options::default() }).await;
+        let passed: Vec<&str> =
+            report.cases.iter().filter(|case| case.outcome == Outcome::Passed).map(|case| &*case.name).collect();
+        assert_eq!(passed, ["image/runs-its-program", "image/root-is-private", "image/missing-is-named"], "{report}");
+        // A backend without a store refuses images.
+        let target = registry::conformance_target("wasm").ok();
+        let none = ProcessBackend::new(ProcessConfig::default()).expect("a backend");
+        let none = Some(Target::new(std::sync::Arc::new(none), UnixPrograms::without_python()));
+        for target in target.into_iter().chain(none) {
+            let report = run(&target, &Options { filter: Some("image".to_owned()), ..Options::default() }).await;
+            let undeclared = report.get("undeclared/image").map(|case| &case.outcome);
+            assert!(report.is_success() && undeclared == Some(&Outcome::Passed), "{report}");
+        }
     });
 }
 

@@ -15,16 +15,17 @@ use cofferdam_process::{ImageStore, Images, ProcessBackend, ProcessConfig, RootI
 
 /// A store with one image in directories of the test.
 #[derive(Debug)]
-struct Fixed {
+pub struct Fixed {
     place: tempfile::TempDir,
     count: usize,
-    user: Option<(u32, u32)>,
+    pub user: Option<(u32, u32)>,
 }
 
 impl ImageStore for Fixed {
     fn resolve(&self, reference: &str) -> Result<RootImage> {
         if reference != "test:latest" {
-            return Err(Error::new(ErrorKind::NotFound, "create", "no such image"));
+            let error = Error::new(ErrorKind::NotFound, "create", format!("there is no image '{reference}'"));
+            return Err(error.with_remedy("name 'test:latest'"));
         }
         let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         Ok(RootImage {
@@ -39,7 +40,7 @@ impl ImageStore for Fixed {
 
 impl Fixed {
     /// Creates an image with these programs of the host in its lowest layer.
-    fn with_programs(programs: &[&str], count: usize) -> Self {
+    pub fn with_programs(programs: &[&str], count: usize) -> Self {
         let place = tempfile::tempdir().expect("a directory");
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("set");
         let fixed = Self { place, count, user: None };
@@ -70,7 +71,7 @@ impl Fixed {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("set");
     }
 
-    fn backend(self) -> Arc<dyn Backend> {
+    pub fn backend(self) -> Arc<dyn Backend> {
         let images = Images(Some(Arc::new(self)));
         Arc::new(ProcessBackend::new(ProcessConfig { images, ..ProcessConfig::default() }).expect("a backend"))
     }

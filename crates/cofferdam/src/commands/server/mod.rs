@@ -12,6 +12,7 @@ mod keys;
 mod live;
 #[cfg(feature = "vm")]
 mod machines;
+pub mod net;
 #[cfg(feature = "plugins")]
 pub mod plugins;
 mod pools;

@@ -235,6 +235,70 @@ fn dry_runs_print_each_path() {
     assert_eq!(project.kept(), [id]);
 }
 
+/// Promise (Files): `changes show` and `changes apply` without an id take the only kept changes of the current directory,
+/// and list the candidates if there are several (K4).
+#[test]
+fn changes_of_the_current_directory_need_no_id() {
+    let project = Project::new(&[("a", "1\n")]);
+    let directory = project.directory.path().canonicalize().expect("a path");
+    for words in [["show"], ["apply"]] {
+        let (status, _, stderr) = project.changes(&words);
+        assert_eq!(status, 127, "{stderr}");
+        assert!(stderr.contains(&format!("no changes of '{}' are kept", directory.display())), "{stderr}");
+        assert!(stderr.contains("  try: "), "{stderr}");
+    }
+    assert_eq!(outcome(&mut project.run(&["--quiet"], "echo 2 >> a")).0, 0);
+    let other = Project { directory: tempfile::tempdir().expect("a directory"), state: project.state };
+    assert_eq!(outcome(&mut other.run(&["--quiet"], "echo 3 > b")).0, 0);
+    let project = Project { state: other.state, ..project };
+    let ids = project.kept();
+    let [id, of_other] = &ids[..] else { panic!("two change sets: {ids:?}") };
+    let (status, stdout, stderr) = project.changes(&["show"]);
+    assert!(status == 0 && stdout.contains("+2\n") && !stdout.contains("+3\n"), "{stdout} {stderr}");
+    assert!(stderr.starts_with(&format!("cofferdam: changes {id} of {}, kept ", directory.display())), "{stderr}");
+    let (status, stdout, stderr) = project.changes(&["apply", "--dry-run"]);
+    assert!(status == 0 && stdout == "replace         a\n" && stderr.contains(id), "{stdout} {stderr}");
+    assert_eq!(project.read("a").as_deref(), Some("1\n"));
+    // With several, none is taken.
+    assert_eq!(outcome(&mut project.run(&["--quiet"], "echo 4 >> a")).0, 0);
+    let newest = project.kept().pop().expect("an id");
+    for words in [&["show"][..], &["apply"], &["apply", "--json"]] {
+        let (status, stdout, stderr) = project.changes(words);
+        assert_eq!(status, 125, "{stdout} {stderr}");
+        assert!([id, &newest].iter().all(|id| stderr.contains(id.as_str())) && !stderr.contains(of_other), "{stderr}");
+        assert!(stderr.contains(&format!("the newest is {newest}")), "{stderr}");
+    }
+    assert_eq!(project.changes(&["discard", &newest]).0, 0);
+    let (status, _, stderr) = project.changes(&["apply"]);
+    assert!(status == 0 && stderr.contains(id), "{stderr}");
+    assert_eq!((project.read("a").as_deref(), project.kept()), (Some("1\n2\n"), vec![of_other.clone()]));
+}
+
+/// Promise (Files): Kept changes lose what was applied, and the set goes with its last change (K4).
+#[test]
+fn kept_changes_shrink_when_they_are_applied() {
+    let project = Project::new(&[("a", "1\n"), ("b", "1\n"), ("old", "contents\n")]);
+    let script = "echo 2 >> a; echo 2 >> b; mv old new; mkdir d; echo x > d/one; echo x > d/two; echo x > .envrc";
+    assert_eq!(outcome(&mut project.run(&["--quiet"], script)).0, 0);
+    let id = project.kept().remove(0);
+    let listed = || project.changes(&["show", "--stat", &id]).1;
+    for words in [&["apply", "--dry-run", "--only", "a"][..], &["apply", "--only", "a", "--to", "."]] {
+        assert_eq!(project.changes(&[words, &[&id]].concat()).0, 0);
+        assert!(listed().contains("  a\n"), "{words:?}: neither a dry run nor a named directory counts");
+    }
+    let (status, _, stderr) = project.changes(&["apply", "--only", "a", "--only", "d/one", &id]);
+    assert!(status == 0 && stderr.contains(&format!("5 changes remain in {id}")), "{status} {stderr}");
+    let left = listed();
+    assert!(!left.contains("  a\n") && !left.contains("d/one") && left.contains("d/two"), "{left}");
+    let (status, _, stderr) = project.changes(&["apply", &id]);
+    assert!(status == 1 && stderr.contains(&format!("1 change remains in {id}")), "{status} {stderr}");
+    let left = listed();
+    assert!(left.contains(".envrc\n1 file changed"), "{left}");
+    assert_eq!((project.read("new").as_deref(), project.path("old").exists()), (Some("contents\n"), false));
+    assert_eq!(project.changes(&["apply", "--allow", ".envrc", &id]).0, 0);
+    assert_eq!((project.kept(), project.read(".envrc").as_deref()), (Vec::<String>::new(), Some("x\n")));
+}
+
 /// Promise (Files): The list of changes has the number of files that the run printed.
 #[test]
 fn lists_and_runs_count_the_same_files() {

@@ -3,9 +3,13 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WEAKER, cofferdam, json, outcome};
+use crate::terminal::Terminal;
 
 /// A directory of the host from which runs start.
 struct Host(tempfile::TempDir);
@@ -184,6 +188,166 @@ fn copies_out_are_bounded() {
         assert!(status == 125 && stderr.lines().count() <= 3, "{script}: {status} {stderr}");
         assert_eq!(host.names("."), Vec::<String>::new(), "{script}");
     }
+}
+
+/// The number of files of [`LARGE`], and the size of each.
+const LARGE_COUNT: usize = 40;
+const LARGE_SIZE: usize = 500_000;
+/// A script that creates files which take a while to copy, and prints `made`.
+const LARGE: &str = "mkdir -p o/d; for i in $(seq 40); do head -c 500000 /dev/zero > o/f$i; \
+                     ln -s f$i o/l$i; echo $i > o/d/f$i; done; echo made";
+
+/// Returns the sizes of regular files, by name.
+fn sizes(directory: &Path) -> Vec<(String, u64)> {
+    let entries = fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry"));
+    let files = entries.filter(|entry| entry.file_type().expect("a type").is_file());
+    files
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.metadata().expect("a file").len()))
+        .collect()
+}
+
+/// Promise (Files): If `--copy-out` is killed, each file is as before or as after, and the next copy completes it and leaves
+/// nothing else (K4).
+#[test]
+fn a_killed_copy_out_leaves_whole_files() {
+    let host = Host::new(&[("out/f1", "old"), ("out/f40", "old"), ("out/other", "host")]);
+    let mut killed = 0;
+    for delay in [0, 5, 10, 20, 40, 60, 80, 120, 160, 240, 320, 480] {
+        let mut command = host.run(&["--copy-out", "o/*:out"], LARGE);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let mut made = [0; 5];
+        std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut made).expect("the script ends");
+        std::thread::sleep(Duration::from_millis(delay));
+        child.kill().expect("killed");
+        killed += usize::from(child.wait().expect("ended").code().is_none());
+        for (name, size) in sizes(&host.path("out")) {
+            let is_whole = match name.as_str() {
+                "other" => size == 4,
+                "f1" | "f40" => size == 3 || size == LARGE_SIZE as u64,
+                // A file that has not its name yet. The next copy removes it.
+                temporary if temporary.starts_with(".cofferdam-tmp-") => true,
+                _ => size == LARGE_SIZE as u64,
+            };
+            assert!(is_whole, "{delay} ms: {name} has {size} bytes");
+        }
+        let _ = fs::remove_dir_all(host.path("out/d"));
+        for number in 1..=LARGE_COUNT {
+            let _ = fs::remove_file(host.path(&format!("out/l{number}")));
+            let file = host.path(&format!("out/f{number}"));
+            let _ = if [1, 40].contains(&number) { fs::write(file, "old") } else { fs::remove_file(file) };
+        }
+    }
+    assert!(killed > 0, "each copy ended before its kill");
+    let (status, _, stderr) = outcome(&mut host.run(&["--copy-out", "o/*:out"], LARGE));
+    assert_eq!(status, 0, "{stderr}");
+    // A link of a killed copy is removed by a copy a minute later.
+    let is_old_link = |name: &String| {
+        let kind = fs::symlink_metadata(host.path("out").join(name)).expect("a file").file_type();
+        name.starts_with(".cofferdam-tmp-") && kind.is_symlink()
+    };
+    let names: Vec<String> = host.names("out").into_iter().filter(|name| !is_old_link(name)).collect();
+    assert_eq!(names.len(), 2 * LARGE_COUNT + 2, "{names:?}");
+    assert_eq!(host.names("out/d").len(), LARGE_COUNT);
+    assert_eq!(host.read("out/other").as_deref(), Some("host"));
+}
+
+/// Promise (Files): If the disk is full during `--copy-out`, each file is as before or as after, the error says so, and
+/// nothing else stays (K4).
+#[test]
+fn a_copy_out_to_a_full_disk_leaves_whole_files() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP a_copy_out_to_a_full_disk_leaves_whole_files: only root can mount a small file system");
+        return;
+    }
+    let host = Host::new(&[]);
+    let program = env!("CARGO_BIN_EXE_cofferdam");
+    let run = |options: &str| {
+        format!(
+            "{program} run --allow-weaker {WEAKER} {options} -- \
+             sh -c 'mkdir o; for name in a b c d e f; do head -c 300000 /dev/zero > o/$name; done'"
+        )
+    };
+    let mounted = |script: &str| {
+        let place = host.path("small").display().to_string();
+        let prepared =
+            format!("set -e; mkdir -p {place}; mount -t tmpfs -o size=1m tmpfs {place}; cd {place}; {script}");
+        let mut command = Command::new("unshare");
+        outcome(command.args(["--mount", "sh", "-c", &prepared]).env("XDG_STATE_HOME", host.path(".state")))
+    };
+    // The destination is full.
+    let script = format!(
+        "for name in a b e f; do printf old > $name; done; status=0; {} || status=$?; wc -c * | head -n -1; ls -A | wc -l; exit $status",
+        run("--copy-out 'o/*:.'")
+    );
+    let (status, stdout, stderr) = mounted(&script);
+    assert!(status == 125 && stderr.contains("no space left"), "{status} {stderr}");
+    assert!(!stderr.contains("panicked") && stderr.lines().count() <= 3, "{stderr}");
+    let (files, count) = stdout.trim_end().rsplit_once('\n').expect("files and their number");
+    let sizes: Vec<&str> = files.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(count.trim(), sizes.len().to_string(), "a hidden file is left: {stdout}");
+    assert!(sizes.contains(&"300000") && sizes.contains(&"3"), "{stdout}");
+    assert!(sizes.iter().all(|size| ["3", "300000"].contains(size)), "{stdout}");
+    // The directory for temporary files is full: nothing is written.
+    let out = host.path("out");
+    fs::create_dir(&out).expect("created");
+    let script = format!("export TMPDIR=$PWD; {}; ls -A", run(&format!("--copy-out o:{}", out.display())));
+    let (status, stdout, stderr) = mounted(&script);
+    assert!(status == 125 && stderr.contains("cannot copy o out"), "{status} {stdout} {stderr}");
+    assert_eq!((stdout.as_str(), host.names("out")), ("", Vec::new()), "{stderr}");
+}
+
+/// Promise (Files): `--copy-out` copies thousands of files, and those of patterns only (K4).
+#[test]
+fn many_files_are_copied_out() {
+    let host = Host::new(&[]);
+    let script = "for d in 1 2 3 4 5 6 7 8; do mkdir -p o/$d/deep; cd o/$d; \
+                  for f in $(seq 250); do echo $d > $f.txt; echo x > deep/$f.log; done; cd ../..; done";
+    let options =
+        ["--copy-out", "o:all", "--copy-out", "o/{1,2}/**/1?.{txt,log}:some", "--copy-out", "o/[3-4]/7.txt:few"];
+    let (status, stdout, stderr) = outcome(&mut host.run(&[&options[..], &["--json"]].concat(), script));
+    assert_eq!(status, 0, "{stderr}");
+    let copies = &json(&stdout)["copies"]["out"];
+    let counts: Vec<_> = (0..3).map(|index| copies[index]["copied_count"].as_u64()).collect();
+    // Files, and their directories.
+    assert_eq!(counts, [Some(4000 + 17), Some(40 + 4), Some(2 + 2)], "{stdout}");
+    assert!(copies[0]["copied"].as_array().is_some_and(|listed| listed.len() == 1000), "the list is bounded");
+    for directory in 1..=8 {
+        assert_eq!(host.names(&format!("all/o/{directory}")).len(), 251);
+        assert_eq!(host.names(&format!("all/o/{directory}/deep")).len(), 250);
+    }
+    assert_eq!(host.read("all/o/7/250.txt").as_deref(), Some("7\n"));
+    assert_eq!(host.names("some"), ["1", "2"]);
+    assert_eq!((host.names("some/1").len(), host.names("some/1/deep").len()), (11, 10));
+    assert_eq!(host.names("few"), ["3", "4"]);
+    assert_eq!(host.names("few/3"), ["7.txt"]);
+}
+
+/// Promise (Files): A copy that takes long shows its progress on a terminal, and removes it at the end.
+#[test]
+fn a_long_copy_out_shows_its_progress() {
+    let host = Host::new(&[]);
+    let mut terminal = Terminal::new();
+    let script = "mkdir o; truncate -s 300M o/large; echo made";
+    let mut command = host.run(&["--copy-out", "o:out", "--max-copy", "400M"], script);
+    let mut child =
+        command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(terminal.stdio()).spawn().expect("it starts");
+    drop(command);
+    let mut made = [0; 5];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut made).expect("the script ends");
+    // A copy that is stopped takes longer than the time without progress, however fast the host is.
+    let pid = Pid::from_child(&child);
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(15));
+        kill_process(pid, Signal::STOP).expect("stopped");
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(pid, Signal::CONT).expect("continued");
+    }
+    let seen = terminal.read_until("copying o out of the sandbox: ");
+    assert!(child.wait().expect("ended").success(), "{seen}");
+    assert_eq!(fs::metadata(host.path("out/o/large")).expect("a file").len(), 300 << 20);
+    // Without a terminal, and with --quiet, there is no progress.
+    let (status, _, stderr) = outcome(&mut host.run(&["--copy-out", "o:again"], "mkdir o; truncate -s 100M o/large"));
+    assert_eq!((status, stderr.as_str()), (0, ""));
 }
 
 /// Promise (Files): Where the kernel refuses an overlay, a copy-on-write workspace is a copy, and the posture says so

@@ -125,6 +125,8 @@ const ROWS: &[(&str, Row)] = &[
         "cofferdam run --volume ",
         Row::Tested("needs a volume", "a_volume_with_a_size_survives_and_limits_its_sandboxes"),
     ),
+    ("cofferdam net set", Row::Tested("needs a server", "the_policy_of_a_sandbox_of_a_server_is_replaced")),
+    ("cofferdam net show", Row::Tested("needs a server", "the_policy_of_a_sandbox_of_a_server_is_replaced")),
     ("cofferdam run --net ", Row::Here),
     ("export E2B_API_KEY=", Row::Untested("sets a key of the reader")),
     ("cofferdam doctor --backend e2b", Row::Tested("needs a key of E2B", "doctor_reports_valid_and_invalid_keys")),

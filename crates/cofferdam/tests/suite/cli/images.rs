@@ -13,7 +13,7 @@ use super::{cofferdam, json as parsed, outcome};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The user `tester` and the bcrypt hash of the password `open sesame`.
-const HTPASSWD: &str = "tester:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n";
+pub(super) const HTPASSWD: &str = "tester:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n";
 
 /// A user's directories.
 struct Home {

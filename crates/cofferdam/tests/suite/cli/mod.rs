@@ -23,6 +23,8 @@ mod plugins;
 mod programs;
 pub mod published;
 mod quotas;
+#[cfg(all(feature = "container", feature = "images", feature = "vm"))]
+mod registries;
 mod repl;
 mod run;
 mod signals;

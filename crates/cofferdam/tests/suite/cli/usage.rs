@@ -100,7 +100,7 @@ fn the_top_level_help() {
       vm           Build, list, export, import and prune VM images
       snapshot     Save a VM to a file and restore it; take, list and move snapshots of a server
       conformance  Run the conformance suite against a backend
-      net          Explain what a network policy allows
+      net          Explain network policies, and show and replace those of live sandboxes
       plugins      Create, check, package, install and list plugins
       backends     List the backends
       schema       Print the JSON Schema of specs, requests and results
