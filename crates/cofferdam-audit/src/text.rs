@@ -13,7 +13,6 @@ const CUT: char = '…';
 /// invalid UTF-8 byte becomes `\xNN`. A text that is too long is cut between two of these and ends with `…`, which
 /// otherwise never occurs. The same input therefore gives the same text, and no text moves a cursor, breaks a line or
 /// changes the writing direction.
-/// direction of writing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Text<const MAX: usize>(String);
