@@ -172,7 +172,7 @@ pub struct ListQuery {
     #[param(max_length = 4096)]
     path: String,
     /// The value of `next` of the page before.
-    #[param(max_length = 4096)]
+    #[param(max_length = 255)]
     after: Option<String>,
     /// The most entries of the page. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
