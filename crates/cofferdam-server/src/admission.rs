@@ -94,6 +94,11 @@ impl Admission {
         })
     }
 
+    /// Returns true if a quota counts the bytes that sandboxes of a tenant send and receive.
+    pub fn counts_egress(&self, tenant: &TenantId) -> bool {
+        self.state.lock().book.counts_egress(tenant)
+    }
+
     /// Reserves what a sandbox needs. Waits in the fair queue while the host is full.
     ///
     /// # Errors

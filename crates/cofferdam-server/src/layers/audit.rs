@@ -174,6 +174,15 @@ impl Concern for AuditConcern {
 
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
         if let Ok(sandbox) = created {
+            if *sandbox.spec().network() != NetworkPolicy::None && sandbox.network_events().is_none() {
+                return Err(Error::new(
+                    ErrorKind::Denied,
+                    "create",
+                    "this backend does not report connections to the audit log",
+                )
+                .with_context("backend", self.backend.clone())
+                .with_remedy("use another backend, or no network"));
+            }
             let posture = serde_json::to_vec(sandbox.posture()).ok().map(Digest::of);
             // Clients know a sandbox of the server by the server's id.
             let id = CREATED.try_with(|(id, _)| id.clone()).unwrap_or_else(|_| sandbox.id().as_str().to_owned());

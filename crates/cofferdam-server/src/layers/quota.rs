@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ExecRequest, Exit, Result, Sandbox, Spec, TenantId};
+use cofferdam_contract::{Error, ErrorKind, ExecRequest, Exit, NetworkPolicy, Result, Sandbox, Spec, TenantId};
 use futures_util::StreamExt as _;
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
@@ -272,6 +272,17 @@ impl Concern for QuotaConcern {
             account.grant.lock().take();
             return Ok(());
         };
+        let is_counted = *inner.spec().network() == NetworkPolicy::None || inner.network_usage().is_some();
+        if !is_counted && self.admission.counts_egress(&account.tenant) {
+            account.grant.lock().take();
+            return Err(Error::new(
+                ErrorKind::Denied,
+                "create",
+                "a quota counts the network, and this backend does not",
+            )
+            .with_context("backend", self.backend.clone())
+            .with_remedy("use another backend, or no network"));
+        }
         let _ = account.sandbox.set(Arc::downgrade(inner));
         self.accounts.add(account);
         // The record outlives the server, so that its usage is settled after a crash.

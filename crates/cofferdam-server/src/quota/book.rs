@@ -129,6 +129,11 @@ impl Book {
         counted.into_iter().find_map(|(what, counts, limit)| (counts && limit.is_none()).then_some(what))
     }
 
+    /// Returns true if a quota of the tenant or of all tenants counts the bytes of the network.
+    pub fn counts_egress(&self, tenant: &TenantId) -> bool {
+        self.quota(tenant).egress_per_day.or(self.total.egress_per_day).is_some()
+    }
+
     /// Checks the quotas of a tenant and of all tenants for a sandbox, without the capacity of the host.
     ///
     /// # Errors

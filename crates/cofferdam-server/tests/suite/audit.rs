@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::ErrorKind;
+use cofferdam_contract::{Backend, ErrorKind};
 use cofferdam_server::{Scope, ServedBackend, ServerConfig};
 use cofferdam_simulated::Step;
 use serde_json::{Value, json};
 
-use crate::networked::Networked;
+use crate::networked::{Networked, Uncounted};
 use crate::support::{Method, Over, Running, bounds, create, exec, get, post, send, start, start_with, steps};
 
 fn seqs(page: &Value) -> Vec<u64> {
@@ -92,13 +92,42 @@ fn records(server: &Running, kind: &str) -> Vec<Value> {
     found.map(|entry| serde_json::to_value(entry.unwrap().record).unwrap()).collect()
 }
 
+/// Promise (Server): A network that a backend cannot report to the audit log, or count for a quota, is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_uncounted_network_is_refused() {
+    let networked = json!({ "network": { "kind": "allow", "hosts": ["allowed.example"] } });
+    let server = with_backend(Arc::new(Uncounted(Default::default())), |_| ()).await;
+    let (acme, _) = server.keyed("acme", Scope::ALL).await;
+    let refused = post(&acme, "/v1/sandboxes", networked.clone()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    assert!(refused.to_string().contains("audit log"), "{refused}");
+    create(&acme, json!({})).await;
+    server.stop().await;
+
+    let server = with_backend(Arc::new(Uncounted(Default::default())), |config| config.audit = None).await;
+    let (acme, _) = server.keyed("acme", Scope::ALL).await;
+    create(&acme, networked.clone()).await;
+    send(&acme, Method::PUT, "/v1/admin/quotas/acme", Some(json!({ "egress_per_day": "1G" }))).await.unwrap();
+    let refused = post(&acme, "/v1/sandboxes", networked).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    assert!(refused.to_string().contains("quota"), "{refused}");
+    let quota = get(&acme, "/v1/admin/quotas/acme").await.unwrap();
+    assert_eq!(quota["sandboxes"], 1, "a refused sandbox holds nothing: {quota}");
+    server.stop().await;
+}
+
 /// Starts a server whose default backend reports a network.
 async fn with_network() -> Running {
+    with_backend(Arc::new(Networked(Default::default())), |_| ()).await
+}
+
+/// Starts a server with this default backend, whose tenants may use the network.
+async fn with_backend(backend: Arc<dyn Backend>, change: impl FnOnce(&mut ServerConfig)) -> Running {
     let with_network = |config: &mut ServerConfig| {
-        let backend = Arc::new(Networked(Default::default()));
         let served = ServedBackend { backend, attributes: Vec::new(), archive: None };
         config.policy.backends.insert("simulated".to_owned(), served);
         config.policy.network = true;
+        change(config);
     };
     start_with(Over::Tls, bounds(), with_network).await
 }

@@ -36,8 +36,38 @@ impl Backend for Networked {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        let spec = spec.to_builder().network(NetworkPolicy::None).build()?;
-        Ok(NetworkedSandbox::around(self.0.create(spec).await?))
+        NetworkedSandbox::create(&self.0, spec, true).await
+    }
+
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        self.0.restore(snapshot, spec).await
+    }
+
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
+        self.0.prepare(spec).await
+    }
+}
+
+/// A backend with a network that it neither counts nor reports.
+#[derive(Debug)]
+pub struct Uncounted(pub SimulatedBackend);
+
+#[async_trait]
+impl Backend for Uncounted {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn level(&self) -> Level {
+        self.0.level()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        NetworkedSandbox::create(&self.0, spec, false).await
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -52,15 +82,22 @@ impl Backend for Networked {
 #[derive(Debug)]
 struct NetworkedSandbox {
     inner: Arc<dyn Sandbox>,
+    spec: Spec,
+    is_counted: bool,
     events: broadcast::Sender<NetworkEvent>,
     denied: AtomicU64,
     is_cut: AtomicBool,
 }
 
 impl NetworkedSandbox {
-    fn around(inner: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+    async fn create(backend: &SimulatedBackend, spec: Spec, is_counted: bool) -> Result<Arc<dyn Sandbox>> {
+        let inner = backend.create(spec.to_builder().network(NetworkPolicy::None).build()?).await?;
+        Ok(Self::around(inner, spec, is_counted))
+    }
+
+    fn around(inner: Arc<dyn Sandbox>, spec: Spec, is_counted: bool) -> Arc<dyn Sandbox> {
         let events = broadcast::channel(64).0;
-        Arc::new(Self { inner, events, denied: AtomicU64::new(0), is_cut: AtomicBool::new(false) })
+        Arc::new(Self { inner, spec, is_counted, events, denied: AtomicU64::new(0), is_cut: AtomicBool::new(false) })
     }
 
     fn report(&self, host: &str, reason: Option<&str>) {
@@ -81,7 +118,7 @@ impl Sandbox for NetworkedSandbox {
     }
 
     fn spec(&self) -> &Spec {
-        self.inner.spec()
+        &self.spec
     }
 
     fn posture(&self) -> &Posture {
@@ -89,7 +126,8 @@ impl Sandbox for NetworkedSandbox {
     }
 
     fn network_usage(&self) -> Option<NetworkUsage> {
-        Some(NetworkUsage { sent_bytes: BYTES, received_bytes: BYTES, ..NetworkUsage::default() })
+        let usage = NetworkUsage { sent_bytes: BYTES, received_bytes: BYTES, ..NetworkUsage::default() };
+        self.is_counted.then_some(usage)
     }
 
     fn network_denials(&self) -> Vec<NetworkDenial> {
@@ -98,7 +136,7 @@ impl Sandbox for NetworkedSandbox {
     }
 
     fn network_events(&self) -> Option<broadcast::Receiver<NetworkEvent>> {
-        Some(self.events.subscribe())
+        self.is_counted.then(|| self.events.subscribe())
     }
 
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
@@ -134,7 +172,7 @@ impl Sandbox for NetworkedSandbox {
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        Ok(Self::around(self.inner.fork().await?))
+        Ok(Self::around(self.inner.fork().await?, self.spec.clone(), self.is_counted))
     }
 
     async fn pause(&self) -> Result<()> {
