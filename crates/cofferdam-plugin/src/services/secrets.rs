@@ -4,16 +4,13 @@
 //! Values leave the module only as the result of `secrets.get`. Buffers of the module are zeroed on drop; the JSON text
 //! of a request or result is the host's.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use chacha20poly1305::aead::{Aead, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use cofferdam_contract::{Error, ErrorKind as Kind, Result};
-use cofferdam_util::hex;
+use cofferdam_util::{hex, private};
 use redb::TableDefinition;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -142,7 +139,7 @@ fn read_key(directory: &Path, source: Option<&str>, may_create: bool) -> Result<
         Some(source) => cofferdam_egress::read_source(source)?,
         None => {
             if may_create && !path.exists() {
-                create_key(&path)?;
+                create_key(directory)?;
             }
             cofferdam_egress::read_source(&of_file)?
         }
@@ -157,18 +154,18 @@ fn read_key(directory: &Path, source: Option<&str>, may_create: bool) -> Result<
     Ok(key)
 }
 
-fn create_key(path: &Path) -> Result<()> {
+/// Creates the key file. A kill or a full disk leaves no part of it, which would be refused ever after. The open store
+/// excludes other writers.
+fn create_key(directory: &Path) -> Result<()> {
     let failed = |error: std::io::Error| {
         Error::new(Kind::Io, "open", format!("cannot create the key file of secrets: {error}"))
-            .with_context("path", path.display().to_string())
+            .with_context("path", directory.join(KEY_FILE).display().to_string())
     };
     let mut key = Zeroizing::new([0; KEY_LENGTH]);
     getrandom::fill(&mut *key).map_err(|error| failed(std::io::Error::other(error)))?;
     let digits = Zeroizing::new(hex::encode(*key));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(digits.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-    // The name of the file must last as long as what is sealed with the key.
-    path.parent().map_or(Ok(()), |directory| std::fs::File::open(directory)?.sync_all()).map_err(failed)
+    let opened = std::fs::File::open(directory).map_err(failed)?;
+    private::replace_file(&opened, KEY_FILE, format!("{KEY_FILE}.new"), digits.as_bytes()).map_err(failed)
 }
 
 /// Returns the associated data of a secret. Lengths keep the parts apart.
@@ -344,6 +341,19 @@ mod tests {
         fixture.ok(&a, "secrets.set", json!({"name": "T", "value": "x"})).await;
         let error = fixture.err(&a, "secrets.set", json!({"name": "U", "value": "x"})).await;
         assert_eq!(error.kind, ErrorKind::Limit);
+    }
+
+    #[test]
+    fn a_start_after_a_killed_one_creates_a_whole_key() {
+        let place = tempfile::tempdir().unwrap();
+        let temporary = place.path().join(format!("{KEY_FILE}.new"));
+        std::fs::write(&temporary, "0123").unwrap();
+        let created = read_key(place.path(), None, true).unwrap();
+        assert_eq!(*created, *read_key(place.path(), None, false).unwrap());
+        assert!(!temporary.exists());
+        // An empty file is another's, and is neither used nor replaced.
+        std::fs::write(place.path().join(KEY_FILE), "").unwrap();
+        assert!(read_key(place.path(), None, true).is_err());
     }
 
     #[tokio::test]
