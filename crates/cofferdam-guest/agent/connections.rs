@@ -205,6 +205,11 @@ impl Connections {
         }
     }
 
+    /// Returns true if this process sees requests for connections.
+    pub fn has_requests(&self) -> bool {
+        self.requests.is_some()
+    }
+
     /// Listens on these ports and as resolver.
     pub fn listen(&mut self, id: u64, ports: &[u8]) -> Res<()> {
         if self.id != 0 || ports.len() > 2 * MAX_PORTS || !ports.len().is_multiple_of(2) {

@@ -9,6 +9,7 @@
 
 mod quiesce;
 
+use super::asks;
 use super::buffers::{Assembly, Inbox, Outbox};
 use super::connections::{self, Connections};
 use super::count::Counters;
@@ -464,7 +465,13 @@ impl Agent {
                 }
             }
             Request::Signal { kill } => self.signal(id, if kill { sys::SIGKILL } else { sys::SIGTERM }, execs),
-            Request::Listen { ports } => done(id, connections.listen(id, ports), out),
+            Request::Listen { ports } => {
+                if let Some(partner) = self.partner.as_mut().filter(|_| connections.has_requests()) {
+                    // A copy has the route already. Without it, other addresses are unreachable, and not reported.
+                    let _ = partner.ask(&asks::Request::Route);
+                }
+                done(id, connections.listen(id, ports), out);
+            }
             Request::Response { from, data } => connections.respond(from, data),
             Request::Accept { window } => connections.accept(id, window, out),
             Request::Connect { port, window } => connections.connect(id, port, window, out),

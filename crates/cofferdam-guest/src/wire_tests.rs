@@ -227,7 +227,7 @@ proptest! {
         };
         let freeze = |on| partner::Request::Freeze { on };
         let mut encoded = [7; partner::REQUEST];
-        for request in [freeze(true), freeze(false), partner::Request::Reseed(reseed)] {
+        for request in [freeze(true), freeze(false), partner::Request::Reseed(reseed), partner::Request::Route] {
             prop_assert!(partner::encode(number, &request, &mut encoded).is_some());
             prop_assert_eq!(partner::decode(&encoded), Some((number, request)));
             prop_assert_eq!(partner::decode(&encoded[1..]), None);

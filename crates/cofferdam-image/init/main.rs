@@ -10,7 +10,7 @@
 //! It is a program of its own, without any library. Its options are on the kernel's command line, in the format of
 //! [`options`]. Any failure is reported on the console, and ends the VM: there is no partially prepared sandbox. It
 //! runs before any code of a guest. While the agent runs, it does the tasks for which the agent lacks privileges: it
-//! freezes guests, and gives a copy of a VM its own identity ([`serve`]).
+//! freezes guests, gives a copy of a VM its own identity, and leads addresses to the loopback interface ([`serve`]).
 #![no_std]
 #![no_main]
 // The memory functions are written out: the compiler must not turn their loops into calls to themselves.
@@ -26,6 +26,9 @@ mod options;
 #[path = "../../cofferdam-linux/bare/partner.rs"]
 #[expect(dead_code, reason = "each side uses its half")]
 mod partner;
+#[expect(dead_code, reason = "shared with other programs, which use other parts")]
+#[path = "../../cofferdam-linux/bare/requests.rs"]
+mod requests;
 mod reseed;
 mod serve;
 #[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
@@ -129,8 +132,11 @@ fn become_agent(
         Port::Vsock(_) => [(null.number(), 0), (null.number(), 1)],
     };
     let always = [(null.number(), 2), (partner.number(), partner::DESCRIPTOR)];
+    // A kernel may lack raw sockets. Then refused connections are not reported.
+    let requests = sys::raw_tcp(&requests::FILTER).and_then(|raw| sys::duplicate_above(&raw, FIRST_FREE)).ok();
+    let shown = requests.as_ref().map(|requests| (requests.number(), requests::DESCRIPTOR));
     let listener = matches!(options.port, Port::Vsock(_)).then_some((port.number(), partner::LISTENER));
-    for (from, to) in inherited.into_iter().chain(always).chain(listener) {
+    for (from, to) in inherited.into_iter().chain(always).chain(listener).chain(shown) {
         sys::duplicate_to(from, to).step("connect", b"the agent")?;
     }
     let become_it = || {

@@ -1,11 +1,15 @@
 //! The requests of the agent while it runs. The agent is an ordinary process among guests, and a guest may have taken
-//! it over: it can change the identity of this VM, and nothing else.
+//! it over: it can change the identity of this VM, lead addresses to its loopback interface, and nothing else.
 
 use super::failure::{Failure, Step};
 use super::groups::Group;
 use super::partner::{self, ANSWER, REQUEST, Request};
+use super::requests;
 use super::reseed::Identity;
 use super::sys::{self, Fd, Ready};
+
+/// The address of programs that connect to others: the one of the agent's resolver.
+const SOURCE: [u8; 4] = [127, 64, 0, 1];
 
 /// Serves the agent until it has ended. An invalid request ends the VM.
 pub fn serve(socket: &Fd, agent: i32, group: &Group, mut identity: Identity) -> Result<(), Failure> {
@@ -25,6 +29,7 @@ pub fn serve(socket: &Fd, agent: i32, group: &Group, mut identity: Identity) -> 
         let done = match request {
             Request::Freeze { on } => group.freeze(agent, on),
             Request::Reseed(it) => identity.reseed(&it),
+            Request::Route => sys::change_routes(&requests::route(SOURCE)),
         };
         message.fill(0);
         // Prevents the compiler from removing the zeroing: the message contained secrets.

@@ -38,6 +38,8 @@ pub enum Request<'a> {
     Freeze { on: bool },
     /// Replace the VM's identity and randomness.
     Reseed(Reseed<'a>),
+    /// Lead all IPv4 addresses to the loopback interface.
+    Route,
 }
 
 /// Returns true if a VM may have this host name.
@@ -54,11 +56,14 @@ pub fn encode(number: u32, request: &Request<'_>, into: &mut [u8; REQUEST]) -> O
     magic.copy_from_slice(&MAGIC);
     let (number_bytes, kind) = number_and_kind.split_at_mut_checked(4)?;
     number_bytes.copy_from_slice(&number.to_le_bytes());
-    let Request::Reseed(it) = request else {
-        kind.fill(if matches!(request, Request::Freeze { on: true }) { 1 } else { 2 });
-        return Some(());
+    let (code, reseed) = match request {
+        Request::Freeze { on: true } => (1, None),
+        Request::Freeze { on: false } => (2, None),
+        Request::Reseed(it) => (3, Some(it)),
+        Request::Route => (4, None),
     };
-    kind.fill(3);
+    kind.fill(code);
+    let Some(it) = reseed else { return Some(()) };
     let length = [u8::try_from(it.hostname.len()).ok().filter(|_| is_name(it.hostname))?];
     let (seconds, nanoseconds) = (it.now.0.to_le_bytes(), it.now.1.to_le_bytes());
     let mut rest = rest;
@@ -102,6 +107,7 @@ pub fn decode(message: &[u8]) -> Option<(u32, Request<'_>)> {
             }
             Request::Reseed(Reseed { now, entropy, machine_id, boot_id, hostname })
         }
+        4 => Request::Route,
         _ => return None,
     };
     // No other bytes may follow.
