@@ -95,7 +95,7 @@ impl Policy {
             .tenant(caller.tenant.clone())
             .workspace(Workspace::Private { access })
             .limits(self.limits(limits, bounds)?)
-            .network(self.network(network)?);
+            .network(self.network("create", network)?);
         if let Some(directory) = workspace {
             if read_only || snapshot.is_some() {
                 let message = "a copy-on-write workspace is not read-only, and starts from no snapshot";
@@ -263,7 +263,8 @@ impl Policy {
     ///
     /// # Errors
     /// - `Denied` for what only the operator may allow: a network at all, secrets and addresses.
-    pub fn network(&self, policy: NetworkPolicy) -> Result<NetworkPolicy> {
+    pub fn network(&self, operation: &'static str, policy: NetworkPolicy) -> Result<NetworkPolicy> {
+        let denied = |message: &str| Error::new(ErrorKind::Denied, operation, message);
         match &policy {
             NetworkPolicy::None => return Ok(policy),
             _ if !self.network => {

@@ -43,7 +43,7 @@ pub async fn set(
     Json(SandboxNetwork(policy)): Json<SandboxNetwork>,
 ) -> Result<axum::Json<SandboxNetwork>, Failure> {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
-    let policy = app.policy().network(policy)?;
+    let policy = app.policy().network("set_network", policy)?;
     let work = async move {
         let _use = live.keep();
         let about = |action: &mut Action| action.sandbox = Some(Text::new(&live.id));
