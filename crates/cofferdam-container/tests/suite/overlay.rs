@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_changes::sandbox::{CopyOnWriteByCopy, received};
-use cofferdam_changes::{Bounds, ChangeSet};
+use cofferdam_changes::{Bounds, Cause, ChangeSet, conflicts};
 use cofferdam_contract::{
     Backend, ByteSize, ErrorKind, ExecRequest, Limits, Mount, MountAccess, MountSource, MountTarget, Protection,
     ProtectionState, Sandbox, Spec, Workspace,
@@ -194,6 +195,30 @@ async fn a_fork_of_an_overlay_has_changes_of_its_own() {
         assert!(of_fork.contains(&"added tree/fork".to_owned()), "{}: {of_fork:?}", engine.name);
         assert!(!of_fork.iter().any(|change| change.ends_with("first") || change.ends_with("before")), "{of_fork:?}");
         assert_eq!(first.snapshot().await.map(drop).unwrap_err().kind(), ErrorKind::Unsupported);
+        fork.close().await.unwrap();
+        first.close().await.unwrap();
+    }
+}
+
+/// Promise (Containers): What the host changed before a fork of a container with an overlay, but after its source began,
+/// is a conflict in the changes of both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_the_host_before_a_fork_is_a_conflict() {
+    for engine in engines("a_change_of_the_host_before_a_fork_is_a_conflict") {
+        let directory = project();
+        let first = engine.backend().create(layered(&directory)).await.unwrap();
+        succeeds(&first, "echo guest > given; echo guest > private").await;
+        fs::write(directory.path().join("given"), "changed by the host").unwrap();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let fork = first.fork().await.unwrap();
+        let host = fs::File::open(directory.path()).unwrap();
+        for (name, sandbox) in [("source", &first), ("fork", &fork)] {
+            let found = sandbox.changes().await.unwrap();
+            let set = ChangeSet::read(received(found.layer).await.unwrap(), &Bounds::default()).unwrap();
+            let conflicts = conflicts(&set, host.as_fd()).unwrap();
+            let found: Vec<_> = conflicts.iter().map(|conflict| (conflict.path.as_path(), conflict.cause)).collect();
+            assert_eq!(found, [(Path::new("given"), Cause::ChangedDuringRun)], "{}: {name}", engine.name);
+        }
         fork.close().await.unwrap();
         first.close().await.unwrap();
     }
