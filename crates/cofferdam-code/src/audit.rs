@@ -118,6 +118,11 @@ impl std::fmt::Debug for Audit {
 }
 
 impl Audit {
+    /// Returns the error of what the log cannot have, if the log is mandatory. Else warns once.
+    pub fn allow_unrecorded(&self, error: Error) -> Result<()> {
+        self.missing.allow(error)
+    }
+
     /// Opens the log. Returns `None` if it cannot be opened and is not mandatory.
     pub fn open(config: &AuditConfig, warn: Warn) -> Result<Option<Self>> {
         let missing = Missing {

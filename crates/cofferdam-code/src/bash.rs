@@ -172,7 +172,7 @@ impl Fallback {
         if let Some(sandbox) = &*made {
             return Ok(Arc::clone(sandbox));
         }
-        let sandbox = executor.record_network(self.backend.create(self.spec.clone()).await?);
+        let sandbox = executor.record_network(self.backend.create(self.spec.clone()).await?).await?;
         *made = Some(Arc::clone(&sandbox));
         Ok(sandbox)
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use cofferdam_audit::Redactor;
 use cofferdam_contract::{
-    Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, OutputEvent, OutputStream, OutputSubscription,
-    Result, Sandbox, Spec,
+    Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, NetworkPolicy, OutputEvent, OutputStream,
+    OutputSubscription, Result, Sandbox, Spec,
 };
 use parking_lot::Mutex;
 
@@ -111,11 +111,13 @@ impl Executor {
         let place = BackendProfile::of(backend);
         let start = async |admitted: &mut AdmittedJob| {
             let redactor = admitted.redactor.clone();
-            if !admitted.needs_sandbox() {
+            // The log must follow the network before a program uses it.
+            let is_followed = self.0.audit.is_some() && *spec.network() != NetworkPolicy::None;
+            if !admitted.needs_sandbox() && !is_followed {
                 let (sandbox, handle) = backend.start_one(spec.clone(), admitted.exec.clone()).await?;
-                return Ok((self.record_network_without(sandbox, redactor), handle));
+                return Ok((self.record_network_without(sandbox, redactor).await?, handle));
             }
-            let sandbox = self.record_network_without(backend.create(spec.clone()).await?, redactor);
+            let sandbox = self.record_network_without(backend.create(spec.clone()).await?, redactor).await?;
             match admitted.start(self, &place, &*sandbox).await {
                 Ok(handle) => Ok((sandbox, handle)),
                 Err(error) => Err(error.with_failed_close(sandbox.close().await)),

@@ -159,7 +159,7 @@ impl Executor {
     /// Creates a sandbox, runs code in it and closes it.
     pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
         let redactor = self.redactor(&request.secrets)?;
-        let sandbox = self.record_network_without(backend.create(spec).await?, redactor);
+        let sandbox = self.record_network_without(backend.create(spec).await?, redactor).await?;
         let result = self.execute(&BackendProfile::of(backend), &*sandbox, request).await;
         after_close(result, sandbox.close().await)
     }

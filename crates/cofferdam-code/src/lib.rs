@@ -48,7 +48,7 @@ pub use execution::{Execution, ExecutionOutput, Job, OnScreened, Oversight, Star
 pub use executor::{BackendProfile, Executor, OnOutput};
 pub use language::{Language, Languages, MODULE, MODULE_INTERPRETER, Results};
 pub use line::Line;
-pub use recorded::{NetworkLog, NetworkRecording};
+pub use recorded::{NetworkCut, NetworkLog, NetworkRecording};
 pub use request::{CodeRequest, Contents, Secret, Secrets, Want};
 pub use restore::Origin;
 pub use result::{CodeResult, Data, FileChange, Files, Meta, Runtime, Screened, SessionState, Touched, posture_digest};

@@ -1,11 +1,13 @@
 //! Audit records of the network of a sandbox: one for each connection and request.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use cofferdam_audit::{Network, NetworkLost, Redactor, SandboxRecord, Text, Timestamp};
 use cofferdam_contract::{
-    LayeredSandbox, NetworkEvent, NetworkFeed, NetworkNews, NetworkPolicy, Result, Sandbox, SandboxLayer,
+    Error, ErrorKind, LayeredSandbox, NetworkEvent, NetworkFeed, NetworkNews, NetworkPolicy, Result, Sandbox,
+    SandboxLayer,
 };
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -20,7 +22,7 @@ const MAX_BATCH: usize = 256;
 /// The destination of the records of a sandbox's network.
 #[async_trait]
 pub trait NetworkLog: Send + 'static {
-    /// Writes records. `is_lost` is true if some were lost before. Returns false if the sandbox must lose its network.
+    /// Writes records. `is_lost` is true if they contain a [`SandboxRecord::Lost`]. Returns false if the sandbox must lose its network.
     async fn write(&mut self, records: Vec<SandboxRecord>, is_lost: bool) -> bool;
 }
 
@@ -34,6 +36,8 @@ impl NetworkLog for Audit {
 /// A recording of the network of a sandbox. If it is dropped, it ends with the last connection of the sandbox.
 #[derive(Debug)]
 pub struct NetworkRecording {
+    /// True once the log took records no more, so that the sandbox has no network.
+    is_cut: Arc<AtomicBool>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -41,16 +45,40 @@ pub struct NetworkRecording {
 impl NetworkRecording {
     /// Begins to record, with the sandbox's id in the log. Returns `None` for a sandbox without a network policy. Must be
     /// called in a tokio runtime.
-    pub fn start(sandbox: &Arc<dyn Sandbox>, id: &str, redactor: Redactor, log: impl NetworkLog) -> Option<Self> {
-        let (feed, stop) = NetworkFeed::new(sandbox.network_events()?);
+    ///
+    /// # Errors
+    /// - `Denied` for a network that the backend does not report.
+    pub fn start(
+        sandbox: &Arc<dyn Sandbox>,
+        id: &str,
+        redactor: Redactor,
+        log: impl NetworkLog,
+    ) -> Result<Option<Self>> {
+        let Some(events) = sandbox.network_events() else {
+            if sandbox.network_policy() == NetworkPolicy::None {
+                return Ok(None);
+            }
+            let message = "the audit log needs the connections of a sandbox, and this backend does not report them";
+            return Err(
+                Error::new(ErrorKind::Denied, "create", message).with_remedy("use another backend, or no network")
+            );
+        };
+        let (feed, stop) = NetworkFeed::new(events);
         let recorder = Recorder {
             log,
             sandbox: Arc::downgrade(sandbox),
             id: Text::new(id),
             tenant: Text::new(sandbox.spec().tenant().as_str()),
             redactor,
+            is_cut: Arc::default(),
         };
-        Some(Self { stop, task: tokio::spawn(recorder.follow(feed)) })
+        let is_cut = Arc::clone(&recorder.is_cut);
+        Ok(Some(Self { is_cut, stop, task: tokio::spawn(recorder.follow(feed)) }))
+    }
+
+    /// Returns what knows whether the log has ended the network of the sandbox.
+    pub fn cut(&self) -> NetworkCut {
+        NetworkCut(Arc::clone(&self.is_cut))
     }
 
     /// Ends after everything that happened before is recorded.
@@ -61,15 +89,57 @@ impl NetworkRecording {
     }
 }
 
+/// The end of a sandbox's network by its log. The sandbox gets no network again.
+#[derive(Debug, Clone)]
+pub struct NetworkCut(Arc<AtomicBool>);
+
+impl NetworkCut {
+    /// Replaces the network policy of the sandbox, unless its network was ended.
+    ///
+    /// # Errors
+    /// - `Denied` for another policy than none, after the end of the network.
+    /// - Those of [`Sandbox::set_network`].
+    pub async fn set_network(&self, sandbox: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
+        let opens = policy != NetworkPolicy::None;
+        self.check(opens)?;
+        sandbox.set_network(policy).await?;
+        // The log may have ended the network meanwhile.
+        if let Err(error) = self.check(opens) {
+            sandbox.set_network(NetworkPolicy::None).await?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn check(&self, opens: bool) -> Result<()> {
+        if opens && self.0.load(Ordering::SeqCst) {
+            return Err(Error::new(
+                ErrorKind::Denied,
+                "set_network",
+                "the audit log ended the network of this sandbox",
+            )
+            .with_remedy("create another sandbox"));
+        }
+        Ok(())
+    }
+}
+
 /// A layer that records until the sandbox is closed.
 #[derive(Debug)]
-struct Recorded(Mutex<Option<NetworkRecording>>);
+struct Recorded {
+    recording: Mutex<Option<NetworkRecording>>,
+    cut: NetworkCut,
+}
 
 #[async_trait]
 impl SandboxLayer for Recorded {
+    async fn set_network(&self, inner: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
+        self.cut.set_network(inner, policy).await
+    }
+
     async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
         let closed = inner.close().await;
-        let recording = self.0.lock().take();
+        let recording = self.recording.lock().take();
         if let Some(recording) = recording {
             recording.end().await;
         }
@@ -80,16 +150,28 @@ impl SandboxLayer for Recorded {
 impl Executor {
     /// Returns a sandbox whose connections and requests are in the audit log, until it is closed. Call this for each new
     /// sandbox before the network is used, in a tokio runtime. Secrets of requests are not removed from these records.
-    pub fn record_network(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        self.record_network_without(sandbox, Redactor::none())
+    ///
+    /// # Errors
+    /// - `Denied` for a network that the backend does not report, if the log is mandatory. The sandbox is closed then.
+    pub async fn record_network(&self, sandbox: Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
+        self.record_network_without(sandbox, Redactor::none()).await
     }
 
-    /// Returns a sandbox like [`Self::recorded`], with secrets left out of the log.
-    pub(crate) fn record_network_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
-        let start = |audit: &Audit| NetworkRecording::start(&sandbox, sandbox.id().as_str(), secrets, audit.clone());
-        match self.0.audit.as_ref().and_then(start) {
-            Some(recording) => Arc::new(LayeredSandbox::new(sandbox, Recorded(Mutex::new(Some(recording))))),
-            None => sandbox,
+    /// Returns a sandbox like [`Self::record_network`], with secrets left out of the log.
+    pub(crate) async fn record_network_without(
+        &self,
+        sandbox: Arc<dyn Sandbox>,
+        secrets: Redactor,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let Some(audit) = &self.0.audit else { return Ok(sandbox) };
+        let started = NetworkRecording::start(&sandbox, sandbox.id().as_str(), secrets, audit.clone());
+        match started.or_else(|error| audit.allow_unrecorded(error).map(|()| None)) {
+            Ok(Some(recording)) => {
+                let cut = recording.cut();
+                Ok(Arc::new(LayeredSandbox::new(sandbox, Recorded { recording: Mutex::new(Some(recording)), cut })))
+            }
+            Ok(None) => Ok(sandbox),
+            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
     }
 
@@ -113,6 +195,7 @@ struct Recorder<L> {
     id: Text<128>,
     tenant: Text<128>,
     redactor: Redactor,
+    is_cut: Arc<AtomicBool>,
 }
 
 impl<L: NetworkLog> Recorder<L> {
@@ -140,6 +223,7 @@ impl<L: NetworkLog> Recorder<L> {
         if !self.log.write(batch, is_lost).await
             && let Some(sandbox) = self.sandbox.upgrade()
         {
+            self.is_cut.store(true, Ordering::SeqCst);
             // A sandbox that is closed already has no network.
             let _ = sandbox.set_network(NetworkPolicy::None).await;
         }

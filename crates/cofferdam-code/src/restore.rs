@@ -57,7 +57,10 @@ impl Executor {
         let request = CodeRequest::new("", "").timeout(spec.limits().wall_time);
         let entry = self.entry(&random_id()?, place, spec, &request, program, None).await?;
         let begun = Instant::now();
-        let created = create.await.map(|(sandbox, other)| (self.record_network(sandbox), other));
+        let created = match create.await {
+            Ok((sandbox, other)) => self.record_network(sandbox).await.map(|sandbox| (sandbox, other)),
+            Err(error) => Err(error),
+        };
         let Some(entry) = entry else { return created };
         let (sandbox, other) = match created {
             Ok(created) => created,

@@ -114,6 +114,10 @@ impl Sandbox for ContainerSandbox {
         self.inner.network.as_ref().map(Network::events)
     }
 
+    fn network_policy(&self) -> NetworkPolicy {
+        self.inner.network.as_ref().map_or_else(|| self.spec.network().clone(), Network::policy)
+    }
+
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
         self.open("set_network")?;
         match &self.inner.network {
@@ -192,11 +196,7 @@ impl Sandbox for ContainerSandbox {
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        // The policy may have changed since the sandbox was created.
-        let spec = match &self.inner.network {
-            Some(network) => self.spec.to_builder().network(network.policy()).build()?,
-            None => self.spec.clone(),
-        };
+        let spec = self.spec.to_builder().network(self.network_policy()).build()?;
         let state = &self.inner.container.state;
         match &self.inner.layer {
             Some(layer) if spec.mounts().is_empty() => {

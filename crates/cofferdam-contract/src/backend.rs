@@ -262,7 +262,13 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Replaces the network policy. Connections that the new policy does not allow are closed.
+    /// Returns the network policy in force. It is that of the spec until it is replaced.
+    fn network_policy(&self) -> NetworkPolicy {
+        self.spec().network().clone()
+    }
+
+    /// Replaces the network policy. Connections that the new policy does not allow are closed. Copies of the sandbox have
+    /// the policy that is in force when they are made.
     ///
     /// # Errors
     /// - `Unsupported` for a sandbox that was created without a policy, and for hosts that need a port which no rule of

@@ -66,6 +66,11 @@ pub trait SandboxLayer: Send + Sync + fmt::Debug {
         inner.fork().await
     }
 
+    /// Replaces the network policy. A layer that ends the network overrides this.
+    async fn set_network(&self, inner: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
+        inner.set_network(policy).await
+    }
+
     /// Closes the sandbox.
     async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
         inner.close().await
@@ -112,8 +117,12 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
         self.inner.network_events()
     }
 
+    fn network_policy(&self) -> NetworkPolicy {
+        self.inner.network_policy()
+    }
+
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
-        self.inner.set_network(policy).await
+        self.layer.set_network(&*self.inner, policy).await
     }
 
     async fn connect(&self, port: u16) -> Result<Connection> {

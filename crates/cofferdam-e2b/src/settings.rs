@@ -11,8 +11,8 @@ use crate::config::{E2bConfig, Key};
 /// The environment variable with the key.
 const KEY: &str = "E2B_API_KEY";
 
-/// The settings that one source has; `None` leaves a setting to the next source. The key is none of them: only the
-/// environment has it.
+/// The settings that one source has; `None` leaves a setting to the next source. The key is not a setting: it
+/// comes from the environment only.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct E2bSettings {

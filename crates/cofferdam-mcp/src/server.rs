@@ -199,7 +199,7 @@ async fn create(
     source: Source,
 ) -> Result<Arc<dyn Sandbox>> {
     match source {
-        Source::Spec(spec) => backend.create(*spec).await.map(|sandbox| executor.record_network(sandbox)),
+        Source::Spec(spec) => executor.record_network(backend.create(*spec).await?).await,
         Source::State(state) => resume(backend, executor, place, state).await,
     }
 }

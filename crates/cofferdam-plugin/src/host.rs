@@ -131,8 +131,11 @@ pub trait Extensions: Send + Sync + 'static {
     }
 
     /// Returns a new sandbox with the layers of the program, such as an audit log of its network.
-    fn observe(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        sandbox
+    ///
+    /// # Errors
+    /// A layer refuses the sandbox, which is closed then.
+    async fn observe(&self, sandbox: Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
+        Ok(sandbox)
     }
 
     /// Records a denied request in the program's audit log.

@@ -14,6 +14,7 @@ use cofferdam_contract::{
     Spec, WatchEvents, WatchOptions, WorkspaceChanges,
 };
 use cofferdam_linux::cgroup::Stats;
+use parking_lot::Mutex;
 
 use crate::core::Core;
 use crate::{changes, connect, error, exec, files, network, put, watch};
@@ -23,13 +24,16 @@ pub struct ProcessSandbox {
     id: SandboxId,
     spec: Spec,
     posture: Posture,
+    /// The network policy in force.
+    network: Mutex<NetworkPolicy>,
     core: Arc<Core>,
 }
 
 impl ProcessSandbox {
     /// Wraps an accepted sandbox.
     pub fn new(id: SandboxId, spec: Spec, posture: Posture, core: Arc<Core>) -> Self {
-        Self { id, spec, posture, core }
+        let network = Mutex::new(spec.network().clone());
+        Self { id, spec, posture, network, core }
     }
 
     /// Returns the state that the sandbox shares with its execs.
@@ -105,10 +109,19 @@ impl Sandbox for ProcessSandbox {
         self.core.gateway.as_ref().map(network::events)
     }
 
+    fn network_policy(&self) -> NetworkPolicy {
+        self.network.lock().clone()
+    }
+
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
         self.open("set_network")?;
         match &self.core.gateway {
-            Some(gateway) => network::replace(gateway, &self.core.policy_ports, &policy),
+            Some(gateway) => {
+                let mut own = self.network.lock();
+                network::replace(gateway, &self.core.policy_ports, &policy)?;
+                *own = policy;
+                Ok(())
+            }
             None => Err(Error::unsupported("set_network", "the sandbox was created without a network policy")
                 .with_remedy("create another sandbox with a policy")),
         }

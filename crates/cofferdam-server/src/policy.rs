@@ -264,21 +264,21 @@ impl Policy {
     /// # Errors
     /// - `Denied` for what only the operator may allow: a network at all, secrets and addresses.
     pub fn network(&self, operation: &'static str, policy: NetworkPolicy) -> Result<NetworkPolicy> {
-        let denied = |message: &str| Error::new(ErrorKind::Denied, operation, message);
+        let refused = |message: &str| Error::new(ErrorKind::Denied, operation, message);
         match &policy {
             NetworkPolicy::None => return Ok(policy),
             _ if !self.network => {
-                return Err(denied("this server does not let tenants use the network")
+                return Err(refused("this server does not let tenants use the network")
                     .with_remedy("the operator can start it with --allow-network"));
             }
             NetworkPolicy::Allow { .. } => {}
             NetworkPolicy::Rules(NetworkRules { allow: _, secrets }) if secrets.is_empty() => {}
-            NetworkPolicy::Rules(_) => return Err(denied("secrets of the host are not for tenants")),
-            _ => return Err(denied("this server accepts no such network policy")),
+            NetworkPolicy::Rules(_) => return Err(refused("secrets of the host are not for tenants")),
+            _ => return Err(refused("this server accepts no such network policy")),
         }
         for host in policy.hosts() {
             if is_address(host) {
-                return Err(denied("a tenant's network policy names hosts, not addresses")
+                return Err(refused("a tenant's network policy names hosts, not addresses")
                     .with_context("host", host.escape_debug().to_string()));
             }
         }

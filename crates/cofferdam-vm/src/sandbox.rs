@@ -215,6 +215,10 @@ impl Sandbox for VmSandbox {
         self.shared.inner.network.as_ref().map(Network::events)
     }
 
+    fn network_policy(&self) -> NetworkPolicy {
+        self.shared.inner.network.as_ref().map_or_else(|| self.spec.network().clone(), Network::policy)
+    }
+
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
         self.open("set_network")?;
         match &self.shared.inner.network {
@@ -267,11 +271,7 @@ impl Sandbox for VmSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        // The policy may have changed since the sandbox was created.
-        let spec = match &self.shared.inner.network {
-            Some(network) => self.spec.to_builder().network(network.policy()).build()?,
-            None => self.spec.clone(),
-        };
+        let spec = self.spec.to_builder().network(self.network_policy()).build()?;
         Ok(Arc::new(Self::restore(&self.shared.inner.backend, spec, &snapshot).await?))
     }
 

@@ -87,8 +87,8 @@ impl Extensions for LocalExtensions {
         }
     }
 
-    fn observe(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        self.executor.record_network(sandbox)
+    async fn observe(&self, sandbox: Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
+        self.executor.record_network(sandbox).await
     }
 
     async fn denied(&self, denial: PluginDenied) {

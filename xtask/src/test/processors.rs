@@ -1,4 +1,4 @@
-//! Share of the processors' time that tests use: whether more tests at once would end sooner.
+//! Share of the processors' time that tests use.
 
 use std::fs;
 

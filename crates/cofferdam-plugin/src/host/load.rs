@@ -450,7 +450,7 @@ impl SandboxLauncher {
                     true => self.start_copied(&*backend, spec, request).await?,
                     false => backend.start_one(spec, request).await?,
                 };
-                (Some(host.config.extensions.observe(sandbox)), exec)
+                (Some(host.config.extensions.observe(sandbox).await?), exec)
             }
         };
         let (served, tail, log) = (Arc::clone(requests) as _, Arc::clone(&requests.tail), self.log.clone());

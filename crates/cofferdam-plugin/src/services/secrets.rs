@@ -138,7 +138,9 @@ fn read_key(directory: &Path, source: Option<&str>, may_create: bool) -> Result<
     let value = match source {
         Some(source) => cofferdam_egress::read_source(source)?,
         None => {
-            if may_create && !path.exists() {
+            if may_create
+                && std::fs::symlink_metadata(&path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+            {
                 create_key(directory)?;
             }
             cofferdam_egress::read_source(&of_file)?
@@ -354,6 +356,11 @@ mod tests {
         // An empty file is another's, and is neither used nor replaced.
         std::fs::write(place.path().join(KEY_FILE), "").unwrap();
         assert!(read_key(place.path(), None, true).is_err());
+        // A link to a key that is not mounted yet stays, too.
+        std::fs::remove_file(place.path().join(KEY_FILE)).unwrap();
+        std::os::unix::fs::symlink("elsewhere", place.path().join(KEY_FILE)).unwrap();
+        assert!(read_key(place.path(), None, true).is_err());
+        assert!(place.path().join(KEY_FILE).is_symlink());
     }
 
     #[tokio::test]

@@ -51,17 +51,6 @@ impl State {
     }
 }
 
-/// The outcome of an item that the plugin sent.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Pushed {
-    /// The item waits for the caller.
-    Waiting,
-    /// The caller takes no items any more.
-    Discarded,
-    /// The plugin may not send this item yet.
-    TooMany,
-}
-
 /// All streams of a plugin.
 #[derive(Clone, Default)]
 pub struct Backlog(Arc<Mutex<State>>);
@@ -91,20 +80,18 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Adds an item of a size. Cuts streams until all waiting items are within the bound.
-    pub fn push(&self, item: StreamItem, size: usize) -> Pushed {
+    /// Adds an item of a size. Cuts streams until all waiting items are within the bound. Returns false if the caller
+    /// takes no items any more.
+    pub fn push(&self, item: StreamItem, size: usize) -> bool {
         let mut state = self.backlog.0.lock();
         let bytes = state.bytes;
         let Some(stream) = state.streams.get_mut(&self.id).filter(|stream| !stream.is_cut) else {
-            return Pushed::Discarded;
+            return false;
         };
-        if matches!(item, StreamItem::Progress(_)) {
-            // Progress is worth nothing later, so it never takes the room of items.
-            if stream.items.len() >= STREAM_CREDIT || bytes + size > MAX_WAITING {
-                return Pushed::Discarded;
-            }
-        } else if stream.items.len() >= STREAM_CREDIT * 2 {
-            return Pushed::TooMany;
+        let is_crowded = stream.items.len() >= STREAM_CREDIT || bytes + size > MAX_WAITING;
+        // Progress is worth nothing later, so it never takes the room of items.
+        if is_crowded && matches!(item, StreamItem::Progress(_)) {
+            return false;
         }
         stream.items.push_back((item, size));
         stream.bytes += size;
@@ -113,10 +100,7 @@ impl Sender {
         while state.bytes > MAX_WAITING {
             state.cut_largest();
         }
-        match state.streams[&self.id].is_cut {
-            true => Pushed::Discarded,
-            false => Pushed::Waiting,
-        }
+        !state.streams[&self.id].is_cut
     }
 }
 
@@ -195,7 +179,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn push(stream: &(Sender, Receiver), size: usize) -> Pushed {
+    fn push(stream: &(Sender, Receiver), size: usize) -> bool {
         let pushed = stream.0.push(StreamItem::Item(Value::Null), size);
         assert!(stream.0.backlog.bytes() <= MAX_WAITING);
         pushed
@@ -207,7 +191,7 @@ mod tests {
         let backlog = Backlog::default();
         let modest = backlog.open("modest");
         for _ in 0..4 {
-            assert_eq!(push(&modest, 8 * MIB - 1), Pushed::Waiting);
+            assert!(push(&modest, 8 * MIB - 1));
         }
         let greedy: Vec<_> = (0..64).map(|_| backlog.open("greedy")).collect();
         let lost = |stream: &&(Sender, Receiver)| matches!(stream.1.take(), Some(Err(End::Cut)));
@@ -216,7 +200,7 @@ mod tests {
         }
         assert_eq!(greedy.iter().filter(lost).count(), 60);
         assert!((0..4).all(|_| matches!(modest.1.take(), Some(Ok(_)))));
-        assert_eq!(push(&modest, 8 * MIB), Pushed::Waiting);
+        assert!(push(&modest, 8 * MIB));
         drop((modest, greedy));
         assert_eq!((backlog.bytes(), backlog.0.lock().streams.len()), (0, 0));
     }
@@ -226,15 +210,15 @@ mod tests {
         let backlog = Backlog::default();
         let lone = backlog.open("a");
         for _ in 0..8 {
-            assert_eq!(push(&lone, 8 * MIB), Pushed::Waiting);
+            assert!(push(&lone, 8 * MIB));
         }
         let other = backlog.open("b");
-        assert_eq!(other.0.push(StreamItem::Progress(Value::Null), 1), Pushed::Discarded);
+        assert!(!other.0.push(StreamItem::Progress(Value::Null), 1));
         assert!(matches!(lone.1.take(), Some(Ok(_))));
-        assert_eq!(push(&lone, 8 * MIB), Pushed::Waiting);
-        assert_eq!(push(&lone, 1), Pushed::Discarded);
+        assert!(push(&lone, 8 * MIB));
+        assert!(!push(&lone, 1));
         assert!(matches!(lone.1.take(), Some(Err(End::Cut))));
-        assert_eq!(push(&lone, 1), Pushed::Discarded);
+        assert!(!push(&lone, 1));
         assert_eq!(backlog.bytes(), 0);
     }
 }

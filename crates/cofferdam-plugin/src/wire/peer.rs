@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
-use super::backlog::{self, Backlog, End, Pushed, STREAM_CREDIT};
+use super::backlog::{self, Backlog, End, STREAM_CREDIT};
 use super::frame::encode;
 use super::message::{Body, Id, Message, answer, parse, request};
 use super::{CallError, Decoder, ErrorKind, Violation};
@@ -303,18 +303,17 @@ impl Peer {
             return Err(Violation::BadMessage("the seq of a stream item is not the next number"));
         }
         waiter.received += 1;
-        match waiter.items.as_ref().map(|items| items.push(StreamItem::Item(value), size)) {
-            Some(Pushed::Waiting) => Ok(()),
-            Some(Pushed::TooMany) => Err(Violation::Flood(TOO_MANY_ITEMS)),
-            Some(Pushed::Discarded) | None => self.discard(id, waiter),
-        }
-    }
-
-    /// Acknowledges items that no caller takes, so that the plugin continues.
-    fn discard(&self, id: u64, waiter: &mut Waiter) -> Result<(), Violation> {
         if waiter.received > waiter.acknowledged.load(Ordering::Acquire) + STREAM_CREDIT as u64 {
             return Err(Violation::Flood(TOO_MANY_ITEMS));
         }
+        if !waiter.items.as_ref().is_some_and(|items| items.push(StreamItem::Item(value), size)) {
+            self.discard(id, waiter);
+        }
+        Ok(())
+    }
+
+    /// Acknowledges items that no caller takes, so that the plugin continues.
+    fn discard(&self, id: u64, waiter: &mut Waiter) {
         let discarded = waiter.discarded.get_or_insert_with(|| {
             let (sender, mut counts) = watch::channel(0);
             let (peer, acknowledged) = (self.clone(), Arc::clone(&waiter.acknowledged));
@@ -327,14 +326,13 @@ impl Peer {
             sender
         });
         discarded.send_replace(waiter.received);
-        Ok(())
     }
 
     /// Acknowledges items if enough came since the last time.
     async fn acknowledge(&self, id: u64, acknowledged: &AtomicU64, count: u64) {
-        if count >= acknowledged.load(Ordering::Acquire) + ACKNOWLEDGE_EVERY {
-            // The plugin may send more as soon as it reads this.
-            acknowledged.store(count, Ordering::Release);
+        let due = |before| (count >= before + ACKNOWLEDGE_EVERY).then_some(count);
+        // First, because the plugin may send more as soon as it reads the message.
+        if acknowledged.fetch_update(Ordering::AcqRel, Ordering::Acquire, due).is_ok() {
             let _ = self.notify("$/streamAck", &json!({"id": id, "count": count}), "stream").await;
         }
     }
@@ -496,7 +494,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Waits for the next step. All items come before the answer. A dropped future loses nothing.
+    /// Waits for the next step. All items come before the answer. A dropped future loses no item.
     pub async fn step(&mut self) -> Step {
         if let Some(items) = &self.items {
             self.peer.acknowledge(self.id, &self.acknowledged, self.consumed).await;
@@ -509,8 +507,8 @@ impl Request {
                 Err(End::Cut) => {
                     self.items = None;
                     if let Some(waiter) = self.peer.0.waiters.lock().get_mut(&self.id) {
-                        // The plugin may wait for room. If it has sent too much, its next item ends it.
-                        let _ = self.peer.discard(self.id, waiter);
+                        // The plugin may wait for an acknowledgement.
+                        self.peer.discard(self.id, waiter);
                     }
                     return Step::Cut;
                 }

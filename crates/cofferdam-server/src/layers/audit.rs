@@ -174,22 +174,13 @@ impl Concern for AuditConcern {
 
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
         if let Ok(sandbox) = created {
-            if *sandbox.spec().network() != NetworkPolicy::None && sandbox.network_events().is_none() {
-                return Err(Error::new(
-                    ErrorKind::Denied,
-                    "create",
-                    "this backend does not report connections to the audit log",
-                )
-                .with_context("backend", self.backend.clone())
-                .with_remedy("use another backend, or no network"));
-            }
             let posture = serde_json::to_vec(sandbox.posture()).ok().map(Digest::of);
             // Clients know a sandbox of the server by the server's id.
             let id = CREATED.try_with(|(id, _)| id.clone()).unwrap_or_else(|_| sandbox.id().as_str().to_owned());
             let (log, admission) = (self.log.clone(), Arc::clone(&self.admission));
             let tenant = sandbox.spec().tenant().clone();
             let egress = EgressLog { log, admission, tenant, id: id.clone(), has_failed: false };
-            *held.recording.lock() = NetworkRecording::start(sandbox, &id, Redactor::none(), egress);
+            *held.recording.lock() = NetworkRecording::start(sandbox, &id, Redactor::none(), egress)?;
             let _ = held.sandbox.set(Known { id, posture, sandbox: Arc::downgrade(sandbox) });
         }
         Ok(())
@@ -228,6 +219,14 @@ impl Concern for AuditConcern {
         if let Err(error) = blocking(move || reservation.commit(record).map(drop)).await {
             // The begin record stays open, which `verify` reports.
             report::warning(&error.to_string());
+        }
+    }
+
+    async fn set_network(&self, held: &Held, inner: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
+        let cut = held.recording.lock().as_ref().map(NetworkRecording::cut);
+        match cut {
+            Some(cut) => cut.set_network(inner, policy).await,
+            None => inner.set_network(policy).await,
         }
     }
 

@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Completed, Error, ExecHandle, ExecRequest, Exit, LayeredSandbox, Level, Posture,
-    PreparedSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec, after_close, collect,
+    Backend, Capabilities, Capability, Completed, Error, ExecHandle, ExecRequest, Exit, LayeredSandbox, Level,
+    NetworkPolicy, Posture, PreparedSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec, after_close, collect,
 };
 use tracing::Instrument;
 
@@ -48,6 +48,11 @@ pub trait Concern: Send + Sync + fmt::Debug + 'static {
 
     /// Ends an exec, before its exit is reported.
     async fn ended(&self, held: &Self::Held, exec: Self::Exec, outcome: &Result<Exit>);
+
+    /// Replaces the network policy of a sandbox. May refuse it.
+    async fn set_network(&self, _held: &Self::Held, inner: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
+        inner.set_network(policy).await
+    }
 
     /// Begins the close of a sandbox.
     async fn closing(&self, held: &Self::Held, inner: &dyn Sandbox);
@@ -135,6 +140,10 @@ impl<C: Concern> SandboxLayer for Layer<C> {
         let held = Arc::new(self.concern.enter(inner.spec()).await?);
         let layer = Self { concern: Arc::clone(&self.concern), held };
         layer.wrap(inner.fork().await).await
+    }
+
+    async fn set_network(&self, inner: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
+        self.concern.set_network(&self.held, inner, policy).await
     }
 
     async fn close(&self, inner: &dyn Sandbox) -> Result<()> {

@@ -239,6 +239,11 @@ impl Concern for QuotaConcern {
     type Held = Held;
     type Exec = Exec;
 
+    fn separates_start(&self, spec: &Spec) -> bool {
+        // A network that is not counted must be refused before a program uses it.
+        *spec.network() != NetworkPolicy::None && self.admission.counts_egress(spec.tenant())
+    }
+
     async fn enter(&self, spec: &Spec) -> Result<Held> {
         self.admission.check_limits(spec.tenant(), spec.limits())?;
         let [memory_mib, disk_mib] = [spec.limits().memory, spec.limits().disk]
@@ -274,14 +279,10 @@ impl Concern for QuotaConcern {
         };
         let is_counted = *inner.spec().network() == NetworkPolicy::None || inner.network_usage().is_some();
         if !is_counted && self.admission.counts_egress(&account.tenant) {
-            account.grant.lock().take();
-            return Err(Error::new(
-                ErrorKind::Denied,
-                "create",
-                "a quota counts the network, and this backend does not",
-            )
-            .with_context("backend", self.backend.clone())
-            .with_remedy("use another backend, or no network"));
+            let message = "a quota limits the bytes of the network, and this backend does not count them";
+            return Err(Error::new(ErrorKind::Denied, "create", message)
+                .with_context("backend", self.backend.clone())
+                .with_remedy("use another backend, or no network"));
         }
         let _ = account.sandbox.set(Arc::downgrade(inner));
         self.accounts.add(account);

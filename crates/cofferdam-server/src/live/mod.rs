@@ -138,15 +138,7 @@ impl Sandboxes {
         let _use = live.keep();
         let (backend, level, volumes) = (live.backend.clone(), live.level, live.volumes.clone());
         let from = Origin { backend, level, parent: Some(live.id.clone()), volumes };
-        let copy = self.add(tenant.clone(), from, new, live.used().fork()).await?;
-        let policy = live.network();
-        // A copy starts with the policy of the create.
-        if policy != copy.network()
-            && let Err(error) = copy.set_network(policy).await
-        {
-            return Err(error.with_failed_close(self.delete(tenant, &copy.id, Unkept::Discard).await.map(drop)));
-        }
-        Ok(copy)
+        self.add(tenant.clone(), from, new, live.used().fork()).await
     }
 
     async fn add(

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use cofferdam_code::{CodeConfig, Executor, Sessions};
-use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Level, NetworkPolicy, Result, Sandbox, TenantId};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Level, Result, Sandbox, TenantId};
 use cofferdam_volume::sandbox::VolumeMount;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -39,10 +39,6 @@ pub struct LiveSandbox {
     sandbox: Arc<dyn Sandbox>,
     lease: Mutex<Lease>,
     paused: AtomicBool,
-    /// The network policy in force.
-    network: Mutex<NetworkPolicy>,
-    /// The turn to replace the network policy.
-    changing_network: tokio::sync::Mutex<()>,
     users: AtomicUsize,
     execs: Mutex<Vec<Arc<LiveExec>>>,
     starting: AtomicUsize,
@@ -82,8 +78,6 @@ impl LiveSandbox {
             created: SystemTime::now(),
             parent,
             volumes,
-            network: Mutex::new(sandbox.spec().network().clone()),
-            changing_network: tokio::sync::Mutex::default(),
             sandbox,
             lease: Mutex::new(Lease { ends: now + life, idle, used: now }),
             paused: AtomicBool::new(false),
@@ -183,22 +177,6 @@ impl LiveSandbox {
     pub async fn resume(&self) -> Result<()> {
         self.used().resume().await?;
         self.paused.store(false, Ordering::SeqCst);
-        Ok(())
-    }
-
-    /// Returns the network policy in force.
-    pub fn network(&self) -> NetworkPolicy {
-        self.network.lock().clone()
-    }
-
-    /// Replaces the network policy, after replacements that began before.
-    ///
-    /// # Errors
-    /// Those of [`Sandbox::set_network`].
-    pub async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
-        let _turn = self.changing_network.lock().await;
-        self.used().set_network(policy.clone()).await?;
-        *self.network.lock() = policy;
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use cofferdam_contract::{
     WatchOptions,
 };
 use hyper::Method;
+use parking_lot::Mutex;
 
 use super::{NAME, exec, files, watch};
 use crate::client::{Client, Content, Tunnel, detached, encoded};
@@ -27,6 +28,8 @@ pub(super) struct RemoteSandbox {
     spec: Spec,
     id: SandboxId,
     posture: Posture,
+    /// The network policy in force, as the server last reported it.
+    network: Mutex<NetworkPolicy>,
     closed: AtomicBool,
     /// True once the server has deleted it.
     deleted: AtomicBool,
@@ -57,12 +60,13 @@ fn delete(client: &Client, path: String) {
 
 impl RemoteSandbox {
     pub(super) fn new(client: Client, spec: Spec, made: SandboxDetails) -> Self {
-        let SandboxDetails { sandbox, posture, .. } = made;
+        let SandboxDetails { sandbox, posture, network, .. } = made;
         Self {
             client,
             spec,
             id: SandboxId::new(sandbox.id),
             posture,
+            network: Mutex::new(network),
             closed: AtomicBool::new(false),
             deleted: AtomicBool::new(false),
         }
@@ -105,9 +109,14 @@ impl Sandbox for RemoteSandbox {
         &self.posture
     }
 
+    fn network_policy(&self) -> NetworkPolicy {
+        self.network.lock().clone()
+    }
+
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
-        let sent = self.open("set_network")?.call_unanswered(Method::PUT, &self.path("/network"), &policy).await;
-        sent.map_err(|error| self.described("set_network", error))
+        let sent = self.open("set_network")?.call(Method::PUT, &self.path("/network"), Some(&policy)).await;
+        *self.network.lock() = sent.map_err(|error| self.described("set_network", error))?;
+        Ok(())
     }
 
     async fn connect(&self, port: u16) -> Result<Connection> {
@@ -205,9 +214,10 @@ impl Sandbox for RemoteSandbox {
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        let (client, url, spec) = (self.open("fork")?.clone(), self.path("/fork"), self.spec.clone());
+        let (client, url, spec) = (self.open("fork")?.clone(), self.path("/fork"), self.spec.to_builder());
         let made = detached("fork", async move {
             let made: SandboxDetails = client.call(Method::POST, &url, Some(&ForkSandbox::default())).await?;
+            let spec = spec.network(made.network.clone()).build()?;
             Ok(Self::new(client, spec, made))
         });
         Ok(Arc::new(made.await.map_err(|error| self.described("fork", error))?))

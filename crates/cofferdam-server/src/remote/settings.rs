@@ -9,8 +9,8 @@ use serde::Deserialize;
 use super::config::{RemoteConfig, variables};
 use crate::listen::TlsFiles;
 
-/// The settings that one source has; `None` leaves a setting to the next source. The key is none of them: only the
-/// environment has it.
+/// The settings that one source has; `None` leaves a setting to the next source. The key is not a setting: it
+/// comes from the environment only.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoteSettings {
@@ -44,13 +44,16 @@ impl RemoteSettings {
     }
 
     /// Returns these settings, and those of the next source where this one has none.
+    /// A certificate and its private key are of one source.
     pub fn or(self, next: Self) -> Self {
+        let has_own = self.client_cert.is_some() || self.client_key.is_some();
+        let pair = if has_own { (self.client_cert, self.client_key) } else { (next.client_cert, next.client_key) };
         Self {
             server: self.server.or(next.server),
             backend: self.backend.or(next.backend),
             ca: self.ca.or(next.ca),
-            client_cert: self.client_cert.or(next.client_cert),
-            client_key: self.client_key.or(next.client_key),
+            client_cert: pair.0,
+            client_key: pair.1,
         }
     }
 

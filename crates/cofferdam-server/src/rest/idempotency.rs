@@ -87,8 +87,12 @@ impl Idempotency {
                     Step::Refuse(used_otherwise())
                 }
                 Known::Running { .. } => Step::Refuse(
-                    Error::new(ErrorKind::Conflict, "create", "the first request with this Idempotency-Key still runs")
-                        .with_remedy("repeat it later"),
+                    Error::new(
+                        ErrorKind::Conflict,
+                        "repeat request",
+                        "the first request with this Idempotency-Key still runs",
+                    )
+                    .with_remedy("repeat it later"),
                 ),
                 Known::Answered { status, body, .. } => Step::Repeat(*status, body.clone()),
             },
@@ -122,8 +126,8 @@ pub async fn once(
     let (parts, body) = request.into_parts();
     let body = read(body, app.bounds().json, app.bounds().body_time).await?;
     match Running::enter(&app, caller.tenant, key, fingerprint(&parts, &body)).await? {
-        First::Answered(status, body) => Ok(repeat(status, body)),
-        First::Runs(running) => running.answer(Request::from_parts(parts, Body::from(body)), next).await,
+        Entered::Answered(status, body) => Ok(repeat(status, body)),
+        Entered::Runs(running) => running.answer(Request::from_parts(parts, Body::from(body)), next).await,
     }
 }
 
@@ -138,7 +142,7 @@ pub async fn once_uploaded(
     let Some(key) = key_of(&request)? else { return Ok(next.run(request).await) };
     let (parts, body) = request.into_parts();
     match Running::enter(&app, caller.tenant, key, fingerprint(&parts, &[])).await? {
-        First::Answered(status, answer) => {
+        Entered::Answered(status, answer) => {
             let (upload, watch) = Upload::new(body, app.bounds().snapshot, app.bounds().stall_time);
             let digest = watch.outcome(digest(upload).await)?;
             let first: Option<SnapshotView> = serde_json::from_slice(&answer).ok();
@@ -147,7 +151,7 @@ pub async fn once_uploaded(
                 false => Err(used_otherwise().into()),
             }
         }
-        First::Runs(running) => running.answer(Request::from_parts(parts, body), next).await,
+        Entered::Runs(running) => running.answer(Request::from_parts(parts, body), next).await,
     }
 }
 
@@ -174,15 +178,15 @@ async fn digest(mut upload: Upload) -> Result<String, Error> {
 }
 
 fn used_otherwise() -> Error {
-    Error::invalid("create", "this Idempotency-Key was used for another request")
+    Error::invalid("repeat request", "this Idempotency-Key was used for another request")
         .with_remedy("choose another key for each request")
 }
 
-/// The state of the first request with a key.
-enum First {
-    /// It was answered.
+/// The outcome of entering a request.
+enum Entered {
+    /// An earlier request with its key was answered so.
     Answered(StatusCode, Bytes),
-    /// It is this one.
+    /// The request is the first with its key, and runs.
     Runs(Running),
 }
 
@@ -197,21 +201,21 @@ struct Running {
 
 impl Running {
     /// Enters a request. Returns the answer of an earlier one with its key.
-    async fn enter(app: &App, tenant: TenantId, key: String, fingerprint: String) -> Result<First, Failure> {
+    async fn enter(app: &App, tenant: TenantId, key: String, fingerprint: String) -> Result<Entered, Failure> {
         match app.0.idempotency.enter(&tenant, &key, &fingerprint) {
             Step::Refuse(error) => return Err(error.into()),
-            Step::Repeat(status, body) => return Ok(First::Answered(status, body)),
+            Step::Repeat(status, body) => return Ok(Entered::Answered(status, body)),
             Step::First => {}
         }
         let mut running = Self { app: app.clone(), tenant, key, fingerprint, answer: None };
-        let Some(stored) = stored(app, &running.tenant, &running.key).await? else { return Ok(First::Runs(running)) };
+        let Some(stored) = stored(app, &running.tenant, &running.key).await? else { return Ok(Entered::Runs(running)) };
         if stored.fingerprint != running.fingerprint {
             return Err(used_otherwise().into());
         }
         let status = u16::try_from(stored.status).ok().and_then(|status| StatusCode::from_u16(status).ok());
         let (status, body) = (status.unwrap_or(StatusCode::OK), Bytes::from(stored.body));
         running.answered(status, body.clone());
-        Ok(First::Answered(status, body))
+        Ok(Entered::Answered(status, body))
     }
 
     /// Answers the request. It runs to its end even if its client goes away, so that a repeated one gets its answer.
@@ -223,7 +227,8 @@ impl Running {
             }
             let (parts, body) = response.into_parts();
             let body = axum::body::to_bytes(body, MAX_ANSWER).await.map_err(|error| {
-                Error::new(ErrorKind::Internal, "create", "the answer is too large to be repeated").with_source(error)
+                Error::new(ErrorKind::Internal, "repeat request", "the answer is too large to be repeated")
+                    .with_source(error)
             })?;
             self.keep(parts.status, &body).await?;
             self.answered(parts.status, body.clone());

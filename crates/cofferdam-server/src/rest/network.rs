@@ -26,7 +26,7 @@ pub async fn get(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<axum::Json<SandboxNetwork>, Failure> {
-    Ok(axum::Json(SandboxNetwork(app.sandboxes().find(&caller.tenant, &id)?.network())))
+    Ok(axum::Json(SandboxNetwork(app.sandboxes().find(&caller.tenant, &id)?.inner().network_policy())))
 }
 
 /// Replace the network policy of a sandbox.
@@ -48,9 +48,9 @@ pub async fn set(
         let _use = live.keep();
         let about = |action: &mut Action| action.sandbox = Some(Text::new(&live.id));
         let recorded = actions::begin(&app, &caller, "network", about).await?;
-        let set = live.set_network(policy).await;
+        let set = live.used().set_network(policy).await;
         recorded.end(&set, |_, ()| {}).await;
-        set.map(|()| live.network())
+        set.map(|()| live.inner().network_policy())
     };
     // A started operation completes without its client.
     Ok(axum::Json(SandboxNetwork(detached(work).await?)))

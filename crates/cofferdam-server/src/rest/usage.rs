@@ -40,7 +40,7 @@ pub struct UsageQuery {
     /// The form of the answer. Default: JSON.
     #[param(inline)]
     format: Option<Format>,
-    /// The value of `next` of the page before. A list of lines of values has no pages.
+    /// The value of `next` of the page before. CSV has no pages.
     #[param(max_length = 256)]
     after: Option<String>,
     /// The most rows of the page. Default: 100.
@@ -166,7 +166,7 @@ async fn listed(app: &App, tenant: Option<&TenantId>, query: &UsageQuery) -> Ans
     let (store, prices) = (app.store()?, app.services().admission.prices());
     if query.format == Some(Format::Csv) {
         if query.after.is_some() || query.limit.is_some() {
-            return Err(Failure::bad_request("a list of lines of values has no pages: leave after and limit out"));
+            return Err(Failure::bad_request("CSV has no pages; leave out 'after' and 'limit'"));
         }
         let list = UsageList::of(store.usage(tenant, from, to).await?, None, prices.as_ref());
         return Ok(([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&list)).into_response());

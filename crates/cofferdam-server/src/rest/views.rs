@@ -545,7 +545,7 @@ impl SandboxDetails {
             },
             volumes: live.volumes.iter().map(MountVolume::of).collect(),
             limits: inner.spec().limits().clone(),
-            network: live.network(),
+            network: inner.network_policy(),
             posture: inner.posture().clone(),
         }
     }

@@ -108,9 +108,12 @@ async fn an_uncounted_network_is_refused() {
     let (acme, _) = server.keyed("acme", Scope::ALL).await;
     create(&acme, networked.clone()).await;
     send(&acme, Method::PUT, "/v1/admin/quotas/acme", Some(json!({ "egress_per_day": "1G" }))).await.unwrap();
-    let refused = post(&acme, "/v1/sandboxes", networked).await.unwrap_err();
+    let refused = post(&acme, "/v1/sandboxes", networked.clone()).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     assert!(refused.to_string().contains("quota"), "{refused}");
+    let run = json!({ "exec": steps(vec![Step::Exit(0)]), "sandbox": networked });
+    let refused = post(&acme, "/v1/runs", run).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
     let quota = get(&acme, "/v1/admin/quotas/acme").await.unwrap();
     assert_eq!(quota["sandboxes"], 1, "a refused sandbox holds nothing: {quota}");
     server.stop().await;
@@ -154,6 +157,11 @@ async fn a_network_ends_with_the_quota_of_audit_records() {
     }
     assert!(run().await.is_err());
     send(&operator, Method::DELETE, quota, None).await.unwrap();
+    let network = json!({ "kind": "allow", "hosts": ["allowed.example"] });
+    let opened = send(&acme, Method::PUT, "/v1/sandboxes/a/network", Some(network)).await.unwrap_err();
+    assert_eq!(opened.kind(), ErrorKind::Denied, "the tenant cannot open it again: {opened}");
+    assert_eq!(get(&acme, "/v1/sandboxes/a/network").await.unwrap(), json!({ "kind": "none" }));
+    send(&acme, Method::PUT, "/v1/sandboxes/a/network", Some(json!({ "kind": "none" }))).await.unwrap();
     // What was written last may still be examined.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     run().await.unwrap();

@@ -1,7 +1,7 @@
 //! A backend with a network, which it only reports.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
@@ -86,7 +86,7 @@ struct NetworkedSandbox {
     is_counted: bool,
     events: broadcast::Sender<NetworkEvent>,
     denied: AtomicU64,
-    is_cut: AtomicBool,
+    policy: Mutex<NetworkPolicy>,
 }
 
 impl NetworkedSandbox {
@@ -97,13 +97,14 @@ impl NetworkedSandbox {
 
     fn around(inner: Arc<dyn Sandbox>, spec: Spec, is_counted: bool) -> Arc<dyn Sandbox> {
         let events = broadcast::channel(64).0;
-        Arc::new(Self { inner, spec, is_counted, events, denied: AtomicU64::new(0), is_cut: AtomicBool::new(false) })
+        let policy = Mutex::new(spec.network().clone());
+        Arc::new(Self { inner, spec, is_counted, policy, events, denied: AtomicU64::new(0) })
     }
 
     fn report(&self, host: &str, reason: Option<&str>) {
         let event = json!({ "time_ms": 1000, "host": host, "port": 443, "protocol": "tls", "reason": reason,
             "sent": 5, "received": 7, "duration_ms": 1 });
-        if self.is_cut.load(Ordering::SeqCst) {
+        if self.network_policy() == NetworkPolicy::None {
             return;
         }
         // Without a receiver, the event is lost.
@@ -139,8 +140,12 @@ impl Sandbox for NetworkedSandbox {
         self.is_counted.then(|| self.events.subscribe())
     }
 
+    fn network_policy(&self) -> NetworkPolicy {
+        self.policy.lock().unwrap().clone()
+    }
+
     async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
-        self.is_cut.store(policy == NetworkPolicy::None, Ordering::SeqCst);
+        *self.policy.lock().unwrap() = policy;
         Ok(())
     }
 
@@ -172,7 +177,8 @@ impl Sandbox for NetworkedSandbox {
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        Ok(Self::around(self.inner.fork().await?, self.spec.clone(), self.is_counted))
+        let spec = self.spec.to_builder().network(self.network_policy()).build()?;
+        Ok(Self::around(self.inner.fork().await?, spec, self.is_counted))
     }
 
     async fn pause(&self) -> Result<()> {

@@ -111,8 +111,8 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
     }
     let status = u8::from(!is_whole);
     let is_all = is_whole && args.only.is_empty();
-    let is_kept = args.to.is_none() && !args.dry_run && (is_all || !applied.applied.is_empty());
-    let kept = found.id.as_ref().filter(|_| is_kept);
+    let is_forgotten = args.to.is_none() && !args.dry_run && (is_all || !applied.applied.is_empty());
+    let kept = found.id.as_ref().filter(|_| is_forgotten);
     let forgotten = kept.map_or(Ok(0), |id| forget_applied(id, &found, &applied, is_all));
     if args.json {
         let mut document = review::applied_document(&applied);

@@ -75,7 +75,7 @@ async fn repl(
     let executor = Executor::new(settings.code.clone())?;
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let sandbox = tokio::select! {
-        created = backend.create(spec) => executor.record_network(created?),
+        created = backend.create(spec) => executor.record_network(created?).await?,
         number = interrupts.next() => return Ok(signal_status(number)),
     };
     let repl = Repl {

@@ -101,16 +101,16 @@ async fn a_slow_client_is_cut_alone() {
 /// Promise (Plugins): A plugin that sends beyond its credit is ended, also if no caller takes the items.
 #[tokio::test]
 async fn items_beyond_the_credit_are_a_flood() {
-    for (caller, allowed) in [(None, STREAM_CREDIT), (Some("slow"), 2 * STREAM_CREDIT)] {
+    for caller in [None, Some("slow")] {
         let output = Publisher::new(1 << 20, u64::MAX);
         let subscription = output.subscribe();
         // Nothing reads, so no acknowledgement is sent.
         let (ours, _theirs) = tokio::io::duplex(1 << 20);
         let (peer, _writer) = Peer::new(StdinWriter::new(ours));
         let request = peer.request("call", &json!({}), "c", caller).await.unwrap();
-        // With a caller that takes no items, the acknowledgements could be as many as the items.
+        // Without the task that acknowledges discarded items, the credit stays as it is.
         peer.0.waiters.lock().get_mut(&request.id).unwrap().discarded = Some(watch::channel(0).0);
-        for seq in 0..=allowed {
+        for seq in 0..=STREAM_CREDIT {
             let params = json!({"id": request.id, "seq": seq, "value": 1});
             let message = json!({"jsonrpc": "2.0", "method": "$/stream", "params": params});
             output.publish(OutputStream::Stdout, encode(message.to_string().as_bytes()));
