@@ -20,19 +20,35 @@ impl Freezer {
         Self { guest, paused: Arc::default() }
     }
 
-    /// Completes work while the programs are frozen.
-    pub(crate) async fn frozen<T>(&self, operation: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
-        // Prevents a pause meanwhile.
+    /// Prevents a pause.
+    ///
+    /// # Errors
+    /// - `Conflict` if the programs are paused.
+    pub(crate) async fn running(&self, operation: &'static str) -> Result<Running> {
         let paused = Arc::clone(&self.paused).lock_owned().await;
         if paused.is_some() {
             return Err(
                 Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
             );
         }
-        let mut guard = Thaw(Some((self.guest.clone(), paused)));
-        self.guest.freeze().await?;
+        Ok(Running { guest: self.guest.clone(), paused })
+    }
+}
+
+/// The programs of a sandbox, which are not paused meanwhile.
+pub(crate) struct Running {
+    guest: Guest,
+    paused: OwnedMutexGuard<Option<SandboxUsage>>,
+}
+
+impl Running {
+    /// Completes work while the programs are frozen.
+    pub(crate) async fn frozen<T>(self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let Self { guest, paused } = self;
+        let mut guard = Thaw(Some((guest.clone(), paused)));
+        guest.freeze().await?;
         let done = work.await;
-        let thawed = self.guest.thaw().await;
+        let thawed = guest.thaw().await;
         if thawed.is_ok() {
             guard.0 = None;
         }

@@ -1,5 +1,5 @@
-//! Counting and killing of a container's processes by the host, and their refused connections. Nothing here depends on the agent. A guest that keeps
-//! process 1 from running can change neither the count nor the kill.
+//! Counting and killing of a container's processes by the host, and a raw socket that shows their refused connections.
+//! Nothing here depends on the agent. A guest that keeps process 1 from running can change neither the count nor the kill.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -53,8 +53,8 @@ async fn counted(engine: &Engine, id: &str) -> Option<u64> {
     Some(answer.ok()??.cpu_stats?.cpu_usage?.total_usage? / 1000)
 }
 
-/// Opens a raw socket in a container's network, to which all IPv4 addresses lead from then on. It shows the connections
-/// that the kernel refuses. Returns `None` if this process may not join the network, or sees none of the container's
+/// Routes all IPv4 addresses in a container's network to its loopback interface, and opens a raw socket there. It shows
+/// the connections that the kernel refuses. Returns `None` if this process may not join the network, or sees none of the container's
 /// processes.
 pub(crate) async fn requests(groups: Arc<Foreign>) -> Option<OwnedFd> {
     let opening = tokio::task::spawn_blocking(move || {

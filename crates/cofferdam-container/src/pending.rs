@@ -133,6 +133,11 @@ impl fmt::Debug for PendingSandbox {
 }
 
 async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Origin>) -> Result<PendingSandbox> {
+    // Before the turn of a creation, because forks of one sandbox wait for each other here.
+    let source = match &origin {
+        Some(origin) => Some(origin.source.running("fork").await?),
+        None => None,
+    };
     // Kept open until the sandbox is created.
     let (mounted, _directory) = MountedDirectory::open(spec)?.unzip();
     let (base, requested) = match &origin {
@@ -158,8 +163,8 @@ async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Origin>) 
     // Last, because disks and overlays are mounted on the host until the container is created.
     let begins_with = origin.as_ref().map(|origin| Arc::clone(&origin.layer));
     let opening = open_mounts(state, engine, spec, user, (base, begins_with));
-    let (mounts, overlay, base) = match &origin {
-        Some(origin) => origin.source.frozen("fork", opening).await?,
+    let (mounts, overlay, base) = match source {
+        Some(source) => source.frozen(opening).await?,
         None => opening.await?,
     };
     let mounted = overlay.as_ref().map(|overlay| MountedDirectory::layered(overlay, user)).or(mounted);
@@ -358,18 +363,20 @@ impl Creation<'_> {
         }
         let (groups, alike) = (container.groups().await, evidence.bounds.version > 0);
         // A runtime with its own kernel does not use the container's network.
-        let shown = groups.clone().filter(|_| !engine.facts.has_own_kernel(self.state.config.runtime.as_deref()));
+        let joinable = groups.clone().filter(|_| !engine.facts.has_own_kernel(self.state.config.runtime.as_deref()));
         if let Some(meter) = outside::meter(engine, &container.id, groups, alike).await {
             guest.set_meter(meter);
         }
         bind(&guest, container);
-        let network = match (opening, shown) {
-            (Some(opening), Some(groups)) => {
-                let opening = opening.with_requests(outside::requests(groups).await);
-                Some(Network::start(&guest, opening).await?)
+        let network = match opening {
+            Some(opening) => {
+                let requests = match joinable {
+                    Some(groups) => outside::requests(groups).await,
+                    None => None,
+                };
+                Some(Network::start(&guest, opening.with_requests(requests)).await?)
             }
-            (Some(opening), None) => Some(Network::start(&guest, opening).await?),
-            (None, _) => None,
+            None => None,
         };
         let own_namespaces = if engine.facts.local { read_own_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());

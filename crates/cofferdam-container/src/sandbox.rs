@@ -78,7 +78,7 @@ impl ContainerSandbox {
             self.inner.guest.export(&mut writer).await?;
             writer.finish().await
         };
-        Ok(self.freezer.frozen(operation, export).await?.with_tenant(self.spec.tenant().clone()))
+        Ok(self.freezer.running(operation).await?.frozen(export).await?.with_tenant(self.spec.tenant().clone()))
     }
 }
 

@@ -129,7 +129,8 @@ impl Gateway {
         Self { shared, closing, tasks: tokio::sync::Mutex::default() }
     }
 
-    /// Serves a connection of the sandbox to an address, until it ends or the gateway closes. Port 53 is the resolver's.
+    /// Serves a connection of the sandbox to an address, until it ends or the gateway closes. Port 53 of a loopback address is the
+    /// resolver's.
     pub async fn serve<S>(&self, client: S, to: SocketAddr)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -138,7 +139,9 @@ impl Gateway {
         let displaced = permit.displaced();
         let serving = async {
             match to.port() {
-                DNS => drop(timeout(FIRST_TIMEOUT, answer_connection(client, &self.shared)).await),
+                DNS if to.ip().is_loopback() => {
+                    drop(timeout(FIRST_TIMEOUT, answer_connection(client, &self.shared)).await)
+                }
                 _ => serve(client, to, Arc::clone(&self.shared), displaced).await,
             }
         };

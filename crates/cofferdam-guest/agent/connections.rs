@@ -35,7 +35,7 @@ const ECONNREFUSED: i32 = 111;
 /// The number of polled descriptors.
 pub const POLLED: usize = 1 + RESOLVERS.len() + LISTENERS + 2 * MAX_CONNECTIONS;
 /// The maximum of requests for connections that are reported in one turn, and of older ones that are dropped.
-const MAX_SHOWN: usize = 32;
+const MAX_SHOWN: usize = 128;
 const MAX_DROPPED: usize = 4096;
 /// The lowest number above all descriptors that an init passes on.
 const FIRST_FREE: usize = 16;
@@ -361,7 +361,6 @@ impl Connections {
 
     /// Serves ready descriptors. Each round begins with another connection, so that none is always last.
     pub fn serve(&mut self, polls: &[PollFd], out: &mut Outbox) {
-        self.show_requests(out);
         let Some((resolvers, rest)) = polls.get(1..).and_then(|rest| rest.split_at_checked(RESOLVERS.len())) else {
             return;
         };
@@ -386,9 +385,9 @@ impl Connections {
         }
     }
 
-    /// Reports requests for connections. Does not rely on a poll, so that each is reported before the end of an exec that
-    /// made it.
-    fn show_requests(&self, out: &mut Outbox) {
+    /// Reports requests for connections. Does not rely on a poll, so that those of an exec are reported before its end,
+    /// as far as the host takes them at once.
+    pub fn show_requests(&self, out: &mut Outbox) {
         for _ in 0..MAX_SHOWN {
             if self.id == 0 || out.free() < RESERVE {
                 return;

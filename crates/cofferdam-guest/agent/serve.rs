@@ -347,6 +347,8 @@ impl Agent {
             if ended || self.reaping {
                 self.reaping = reap(self, &mut table.execs);
             }
+            // Before the ends of execs that made them.
+            table.connections.show_requests(&mut table.outbox);
             table.execs.settle(&table.counters, &mut table.outbox);
             table.jobs.advance(&mut table.outbox);
         }

@@ -10,7 +10,7 @@
 //! It is a program of its own, without any library. Its options are on the kernel's command line, in the format of
 //! [`options`]. Any failure is reported on the console, and ends the VM: there is no partially prepared sandbox. It
 //! runs before any code of a guest. While the agent runs, it does the tasks for which the agent lacks privileges: it
-//! freezes guests, gives a copy of a VM its own identity, and leads addresses to the loopback interface ([`serve`]).
+//! freezes guests, gives a copy of a VM its own identity, and routes addresses to the loopback interface ([`serve`]).
 #![no_std]
 #![no_main]
 // The memory functions are written out: the compiler must not turn their loops into calls to themselves.

@@ -1,5 +1,6 @@
 //! The requests of the agent while it runs. The agent is an ordinary process among guests, and a guest may have taken
-//! it over: it can change the identity of this VM, lead addresses to its loopback interface, and nothing else.
+//! it over: it can freeze the other guests, change the identity of this VM, route addresses to its
+//! loopback interface, and nothing else.
 
 use super::failure::{Failure, Step};
 use super::groups::Group;

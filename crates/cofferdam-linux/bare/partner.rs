@@ -38,7 +38,7 @@ pub enum Request<'a> {
     Freeze { on: bool },
     /// Replace the VM's identity and randomness.
     Reseed(Reseed<'a>),
-    /// Lead all IPv4 addresses to the loopback interface.
+    /// Route all IPv4 addresses to the loopback interface.
     Route,
 }
 

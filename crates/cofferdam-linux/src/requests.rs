@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, recv, send, socket_with};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
@@ -94,7 +95,7 @@ pub fn open_beside(process: BorrowedFd<'_>, source: Ipv4Addr) -> io::Result<Owne
         }
         Fork::Parent(child) => child,
     };
-    let ended = waitpid(Pid::from_raw(child), WaitOptions::empty())?;
+    let ended = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()))?;
     match ended.and_then(|(_, status)| status.exit_status()) {
         Some(0) => {
             let (_, sockets) = message::receive(ours.as_fd(), &mut [0])?;

@@ -84,7 +84,7 @@ pub enum Fork {
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// Forks into new namespaces of these kinds, and into a version 2 control group if given. The caller must have a single
-/// thread, else the child could find locks that are never released.
+/// thread, or the child must take no locks and allocate nothing: it could find locks that are never released.
 pub fn fork(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, pid: Option<&SharedPid>) -> io::Result<Fork> {
     let mut args = CloneArgs { flags: namespaces, exit_signal: libc::SIGCHLD as u64, ..CloneArgs::default() };
     if let Some(cgroup) = cgroup {

@@ -34,6 +34,8 @@ const MAX_WEIGHT: &str = "10000";
 /// The control groups of one container.
 #[derive(Debug)]
 pub struct Foreign {
+    /// The process that the engine named, of whatever pid namespace the engine has.
+    pid: i32,
     name: String,
     version: Version,
     stats: Stats,
@@ -63,7 +65,7 @@ impl Foreign {
             dirs.push(dir);
             layout.push(controllers);
         }
-        Ok(Self { name: name.to_owned(), version, stats: Stats::new(version, copies, &layout), dirs })
+        Ok(Self { pid, name: name.to_owned(), version, stats: Stats::new(version, copies, &layout), dirs })
     }
 
     /// Returns the use and the limits of the groups.
@@ -83,9 +85,12 @@ impl Foreign {
         number(dir, SOCKETS_V1)
     }
 
-    /// Opens the directory of one of the processes in the proc file system. Returns `None` if the caller sees none.
+    /// Opens the directory of one of the processes in the proc file system: of the one that the engine named, if it is in
+    /// the groups or below, else of one that the groups list. Returns `None` if the caller sees none.
     pub fn open_process(&self) -> Option<OwnedFd> {
-        self.stats.processes(MAX_LISTED).into_iter().find_map(|pid| {
+        let listed = || self.stats.processes(MAX_LISTED);
+        let named = std::iter::once_with(|| vec![self.pid]);
+        named.chain(std::iter::once_with(listed)).flatten().find_map(|pid| {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let process = openat(CWD, format!("/proc/{pid}"), flags, Mode::empty()).ok()?;
             // The process id may have been reused.

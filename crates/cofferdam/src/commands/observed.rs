@@ -89,13 +89,15 @@ struct Line<'a> {
 }
 
 impl Observation {
-    /// Begins to observe a sandbox. Returns `None` if it has no events.
-    pub fn start(sandbox: &Arc<dyn Sandbox>, log: Option<File>) -> Option<Self> {
+    /// Begins to observe a sandbox of the backend with this name. Returns `None` if it has no events.
+    pub fn start(sandbox: &Arc<dyn Sandbox>, backend: &str, log: Option<File>) -> Option<Self> {
         let events = sandbox.network_events()?;
         let (feed, stop) = NetworkFeed::new(events);
         let writer = Writer {
             sandbox: sandbox.id().clone(),
             tenant: sandbox.spec().tenant().clone(),
+            // The policies of other backends have names only.
+            reach: if backend == "process" { Reach::Addresses } else { Reach::Names },
             log,
             observed: Observed::default(),
         };
@@ -112,6 +114,7 @@ impl Observation {
 struct Writer {
     sandbox: SandboxId,
     tenant: TenantId,
+    reach: Reach,
     log: Option<File>,
     observed: Observed,
 }
@@ -131,7 +134,7 @@ impl Writer {
         // The text of a guest must not become an option, or more of a command line.
         let plain = event.host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'));
         let host = format!("{}:{}", event.host, event.port);
-        if plain && self.observed.hosts.len() < MAX_LEARNED && is_host_of_policy(&host) {
+        if plain && self.observed.hosts.len() < MAX_LEARNED && is_host_of_policy(&host, self.reach) {
             self.observed.hosts.insert(host);
         }
         let line = Line { sandbox: &self.sandbox, tenant: &self.tenant, event };
@@ -155,9 +158,9 @@ impl Writer {
 
 /// Returns true for a single name or address that a policy can have. Other texts come from a guest too: one with a
 /// comma or a `*` would add hosts to the learned policy, and one with a blank would add words to a command.
-fn is_host_of_policy(host: &str) -> bool {
+fn is_host_of_policy(host: &str, reach: Reach) -> bool {
     let policy = NetworkPolicy::Allow { hosts: vec![host.to_owned()] };
-    !host.contains(['*', '/', '@']) && matches!(Plan::of(&policy, "process", Reach::Addresses), Ok(Some(_)))
+    !host.contains(['*', '/', '@']) && matches!(Plan::of(&policy, "", reach), Ok(Some(_)))
 }
 
 #[cfg(test)]
@@ -180,7 +183,7 @@ mod tests {
     #[test]
     fn a_guest_cannot_add_hosts_to_a_learned_policy() {
         for host in ["a.example:80", "a_b.example:443", "10.0.0.7:5432"] {
-            assert!(is_host_of_policy(host), "{host}");
+            assert!(is_host_of_policy(host, Reach::Addresses), "{host}");
         }
         for host in [
             "a.example,*.example:443",
@@ -194,7 +197,7 @@ mod tests {
             "localhost:80",
             "::1:80",
         ] {
-            assert!(!is_host_of_policy(host), "{host}");
+            assert!(!is_host_of_policy(host, Reach::Addresses), "{host}");
         }
     }
 }

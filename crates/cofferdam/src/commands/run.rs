@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         progress.iter().for_each(Progress::finish);
         let sandbox = Arc::clone(execution.sandbox());
         self.published = published::start(listeners, &sandbox, self.args.output.quiet);
-        let observation = Observation::start(&sandbox, log);
+        let observation = Observation::start(&sandbox, self.backend.name, log);
         let outcome = self.follow(&*backend, execution, &mut interrupts).await;
         if !self.args.output.quiet {
             let denials = sandbox.network_denials();
@@ -299,8 +299,8 @@ impl<'a> Run<'a> {
         if let Some(error) = observed.error {
             report::remark(&format!("cannot write the log of the network: {error}"), Tone::Warning);
         }
-        if self.args.observe.net_learn.is_some() && self.backend.name != "process" {
-            report::remark("network: this level reports only connections to usual ports", Tone::Warning);
+        if self.args.observe.net_learn.is_some() && !["process", "vm"].contains(&self.backend.name) {
+            report::remark("network: this backend may report only connections to usual ports", Tone::Warning);
         }
         if self.args.observe.net_learn.is_some() && !observed.hosts.is_empty() {
             let hosts: Vec<String> = observed.hosts.into_iter().collect();

@@ -322,7 +322,7 @@ fn many_files_are_copied_out() {
     assert_eq!(host.names("few/3"), ["7.txt"]);
 }
 
-/// Promise (Files): A copy that takes long shows its progress on a terminal, and removes it at the end.
+/// Promise (Files): A copy that takes long shows its progress on a terminal.
 #[test]
 fn a_long_copy_out_shows_its_progress() {
     let host = Host::new(&[]);
@@ -345,7 +345,7 @@ fn a_long_copy_out_shows_its_progress() {
     let seen = terminal.read_until("copying o out of the sandbox: ");
     assert!(child.wait().expect("ended").success(), "{seen}");
     assert_eq!(fs::metadata(host.path("out/o/large")).expect("a file").len(), 300 << 20);
-    // Without a terminal, and with --quiet, there is no progress.
+    // Without a terminal, there is no progress.
     let (status, _, stderr) = outcome(&mut host.run(&["--copy-out", "o:again"], "mkdir o; truncate -s 100M o/large"));
     assert_eq!((status, stderr.as_str()), (0, ""));
 }

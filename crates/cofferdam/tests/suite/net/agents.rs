@@ -145,7 +145,10 @@ print('# variables', token in str(os.environ), 'SOURCE' in os.environ)";
 
 /// Returns a command that uses the other engine, if there is one.
 fn with_podman(mut run: Command) -> Option<Command> {
-    let socket = std::env::var("COFFERDAM_TEST_PODMAN").ok()?;
+    let Ok(socket) = std::env::var("COFFERDAM_TEST_PODMAN") else {
+        println!("SKIP a container of Podman: COFFERDAM_TEST_PODMAN is not set");
+        return None;
+    };
     run.env("DOCKER_HOST", format!("unix://{socket}"));
     Some(run)
 }
@@ -192,13 +195,13 @@ fn refused_connections_of_a_container_are_listed() {
                 "refused the connection to 11.22.33.44:6667: no name in the policy resolved to it\n",
             ][..],
         ),
-        (&["--net-learn"], &["the smallest policy that allows this: --net 11.22.33.44:6667,web.example:6667"]),
+        (&["--net-learn"], &["the smallest policy that allows this: --net web.example:6667\n"]),
     ] {
         for with in [containers::with_engine, with_podman] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
             command.args(["run", "--backend", "docker", "--timeout", "120s"]);
             command.args(["--allow-weaker", WEAKER]).args(options).args(["--", "python3", "-c", &code]);
-            let Some(mut command) = with(command) else { return };
+            let Some(mut command) = with(command) else { continue };
             let (status, stdout, stderr) = outcome(&mut command);
             assert_eq!((status, stdout.as_str()), (0, &*"failed: ConnectionRefusedError\n".repeat(2)), "{stderr}");
             for text in expected {
