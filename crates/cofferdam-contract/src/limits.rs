@@ -65,24 +65,28 @@ impl Default for Limits {
 impl Limits {
     /// Checks that every limit lets at least one program run. Fails with `InvalidInput` otherwise.
     pub fn validate(&self) -> Result<()> {
-        let bad = |message: &str| Err(Error::invalid("create", message));
-        if self.cpu_time.is_some_and(|limit| limit.is_zero()) {
-            return bad("the CPU time limit must be greater than 0");
+        let Self { cpu_time, wall_time, memory, disk, pids, processes, cpus: _ } = self;
+        let refuse = |message: &str, remedy: &str| Err(Error::invalid("create", message).with_remedy(remedy));
+        if cpu_time.is_some_and(|limit| limit.is_zero()) {
+            return refuse("the CPU time limit must be greater than 0", "raise the limit on CPU time, or set none");
         }
-        if self.wall_time.is_zero() {
-            return bad("the wall time limit must be greater than 0");
+        if wall_time.is_zero() {
+            return refuse("the wall time limit must be greater than 0", "raise the limit on wall time");
         }
-        if self.memory.is_some_and(|limit| limit < ByteSize::from_mebibytes(1)) {
-            return bad("the memory limit must be at least 1 MiB");
+        if memory.is_some_and(|limit| limit < ByteSize::from_mebibytes(1)) {
+            return refuse("the memory limit must be at least 1 MiB", "raise the memory limit, or set none");
         }
-        if self.disk.is_some_and(|limit| limit.as_bytes() < 4096) {
-            return bad("the disk limit must be at least 4096 bytes");
+        if disk.is_some_and(|limit| limit.as_bytes() < 4096) {
+            return refuse("the disk limit must be at least 4096 bytes", "raise the disk limit, or set none");
         }
-        if self.pids.is_some_and(|limit| limit == 0 || limit > MAX_PROCESSES) {
-            return bad("the limit on processes and threads must be between 1 and 1048576");
+        let is_outside = |limit: u32| limit == 0 || limit > MAX_PROCESSES;
+        if pids.is_some_and(is_outside) {
+            let message = "the limit on processes and threads must be between 1 and 1048576";
+            return refuse(message, "set a limit in this range, or none");
         }
-        if self.processes.is_some_and(|limit| limit == 0 || limit > MAX_PROCESSES) {
-            return bad("the limit on processes must be between 1 and 1048576");
+        if processes.is_some_and(is_outside) {
+            let message = "the limit on processes must be between 1 and 1048576";
+            return refuse(message, "set a limit in this range, or none");
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, PreparedSandbox, Result, RootFs,
-    Sandbox, Snapshot, Spec, SpecParts, Workspace, unsupported_mount,
+    Access, Backend, Capabilities, Capability, Error, ErrorKind, Level, Limits, NetworkPolicy, PreparedSandbox, Result,
+    RootFs, Sandbox, Snapshot, Spec, SpecParts, Workspace, unsupported_mount,
 };
 use hyper::Method;
 
@@ -95,6 +95,8 @@ fn request(spec: &Spec, config: &E2bConfig) -> Result<NewSandbox> {
         spec.parts();
     // The posture is checked against `allow_weaker`; no directory of this host is used.
     let (_, _) = (allow_weaker, directories);
+    // Probed inside the VM, and compared with the limits in its posture: see `posture.rs`.
+    let Limits { cpu_time: _, wall_time: _, memory: _, cpus: _, pids: _, disk: _, processes: _ } = limits;
     limits.refuse_processes(NAME)?;
     if let Some(mount) = mounts.first() {
         return Err(unsupported_mount(mount, "E2B mounts no files of this host")

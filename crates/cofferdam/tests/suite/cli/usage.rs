@@ -125,7 +125,7 @@ fn the_top_level_help() {
 }
 
 #[test]
-fn the_help_of_volumes_that_travel() {
+fn the_help_of_volume_export_and_import() {
     let (_, stdout, _) = outcome(cofferdam().args(["volume", "export", "--help"]));
     assert_snapshot!(stdout, @r"
     Write the files of a volume as a tar
@@ -164,7 +164,7 @@ fn the_help_of_volumes_that_travel() {
 
 #[cfg(feature = "vm")]
 #[test]
-fn the_help_of_images_that_travel() {
+fn the_help_of_image_export_and_import() {
     let (_, stdout, _) = outcome(cofferdam().args(["vm", "export-image", "--help"]));
     assert_snapshot!(stdout, @r"
     Export a VM image to a file for another host
@@ -289,6 +289,7 @@ fn errors_state_failure_reason_and_remedy() {
     ");
     assert_snapshot!(complaint(&["run", "--memory", "1K", "--", "true"], 125), @r"
     cofferdam: create failed: the memory limit must be at least 1 MiB
+      try: raise the memory limit, or set none
     ");
 }
 
