@@ -302,13 +302,14 @@ impl<W, T> Ledger<W, T> {
             return None;
         }
         let refills = self.wanted() > 0 && self.at_once() > 0;
-        let retry = self.backoff.wait_until(now).filter(|_| refills);
-        let yield_until = self.yielding_since.filter(|_| refills).map(|since| since + self.config.refill_yield_timeout);
+        // In the order of `refill`: a wait that it has not come to is not over, even if its time is.
+        let yield_until = || self.yielding_since.map(|since| since + self.config.refill_yield_timeout);
+        let wait = self.backoff.wait_until(now).or_else(|| self.quiet_until().filter(|until| *until > now));
+        let refill = wait.or_else(yield_until).filter(|_| refills);
         let old = self.idle.front().filter(|_| self.count(SlotState::Filling) == 0);
         let old = old.map(|oldest| oldest.since + self.config.max_age);
         let check = (!self.idle.is_empty()).then(|| now + self.config.check_every);
-        let quiet = self.quiet_until().filter(|_| refills);
-        [retry, yield_until, quiet, old, self.surplus_until(), check].into_iter().flatten().min()
+        [refill, old, self.surplus_until(), check].into_iter().flatten().min()
     }
 
     /// Rejects all further claims. Returns the queued claims, and the idle sandboxes to be closed.

@@ -153,6 +153,39 @@ fn failures_are_waited_out_and_then_tried_one_at_a_time() {
     assert_eq!(ledger.refill(again + 1000 * SECOND), 0, "never again");
 }
 
+#[test]
+fn polls_are_in_the_future_while_several_waits_overlap() {
+    let times = |more| PoolConfig { min_warm: 3, refill_at_once: 1, ..more };
+    // A quiet time that is over, within a wait after a failure.
+    let mut ledger = Book::new(times(config()));
+    let now = Duration::from_millis(6);
+    for warm in 0..2 {
+        assert_eq!(ledger.refill(Duration::ZERO), 1);
+        ledger.filled(warm, Duration::ZERO);
+    }
+    assert_eq!(ledger.refill(Duration::ZERO), 1);
+    ledger.enter(&tenant(0), (0, true)).unwrap();
+    assert!(matches!(next(&mut ledger), Some(Next::Warm(..))));
+    assert_eq!(ledger.refill(Duration::ZERO), 0);
+    ledger.fill_failed(Duration::ZERO, 1.0);
+    assert_eq!(ledger.refill(now), 0);
+    assert_eq!(ledger.next_poll(now), Some(Duration::from_millis(100)));
+    // The end of the time in which a refill yields, within a quiet time.
+    let mut ledger = Book::new(times(config()));
+    for warm in 0..2 {
+        assert_eq!(ledger.refill(Duration::ZERO), 1);
+        ledger.filled(warm, Duration::ZERO);
+    }
+    ledger.enter(&tenant(0), (0, false)).unwrap();
+    assert!(matches!(next(&mut ledger), Some(Next::Cold(..))));
+    assert_eq!(ledger.refill(Duration::ZERO), 0);
+    ledger.enter(&tenant(0), (1, true)).unwrap();
+    assert!(matches!(next(&mut ledger), Some(Next::Warm(..))));
+    let now = PoolConfig::default().refill_yield_timeout;
+    assert_eq!(ledger.refill(now), 0);
+    assert_eq!(ledger.next_poll(now), Some(now + PoolConfig::default().refill_delay));
+}
+
 /// Promise (Warm sandboxes and pools): Refills yield to creates of callers, but not without end.
 #[test]
 fn a_refill_gives_way_to_creates_but_not_for_ever() {
