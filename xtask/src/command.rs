@@ -9,6 +9,8 @@ use anyhow::{Context, Result, bail};
 
 /// Interval at which a running command is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The kernel counts time for user space in hundredths of a second.
+const MILLISECONDS_PER_TICK: u64 = 10;
 /// Interval at which a still running command is reported.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -36,18 +38,29 @@ pub fn is_root() -> bool {
     Path::new("/proc/self").metadata().is_ok_and(|meta| meta.uid() == 0)
 }
 
-/// Waits for a child. At the deadline, kills the child and its descendants and returns `None`.
-pub fn wait_until(child: &mut Child, name: &str, limit: Duration) -> Result<Option<ExitStatus>> {
+/// The end of a child.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// The status, or `None` if it was killed at the deadline.
+    pub status: Option<ExitStatus>,
+    /// The CPU time of the child and the descendants that were waited for, up to the last poll.
+    pub cpu: Duration,
+}
+
+/// Waits for a child. At the deadline, kills the child and its descendants.
+pub fn wait_until(child: &mut Child, name: &str, limit: Duration) -> Result<Ended> {
     let start = Instant::now();
     let mut reminder = REMINDER_INTERVAL;
+    let mut cpu = Duration::ZERO;
     loop {
+        cpu = cpu_time(child.id()).unwrap_or(cpu);
         if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {name}"))? {
-            return Ok(Some(status));
+            return Ok(Ended { status: Some(status), cpu });
         }
         if start.elapsed() >= limit {
             kill_tree(child);
             child.wait().with_context(|| format!("cannot wait for {name}"))?;
-            return Ok(None);
+            return Ok(Ended { status: None, cpu });
         }
         if start.elapsed() >= reminder {
             println!("   {name} still runs after {} s", reminder.as_secs());
@@ -55,6 +68,15 @@ pub fn wait_until(child: &mut Child, name: &str, limit: Duration) -> Result<Opti
         }
         std::thread::sleep(POLL_INTERVAL);
     }
+}
+
+/// Returns the CPU time of a process and its reaped descendants.
+fn cpu_time(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may have spaces. After it: the state, ten other fields, and four times.
+    let times = stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
+    let ticks: u64 = times.map_while(|field| field.parse::<u64>().ok()).sum();
+    Some(Duration::from_millis(ticks * MILLISECONDS_PER_TICK))
 }
 
 fn kill_tree(child: &mut Child) {
@@ -94,15 +116,17 @@ mod tests {
     fn a_deadline_kills_the_whole_tree() {
         let mut child = Command::new("sh").args(["-c", "sleep 600 & wait"]).spawn().unwrap();
         let start = Instant::now();
-        assert!(wait_until(&mut child, "sleep", Duration::from_millis(300)).unwrap().is_none());
+        assert!(wait_until(&mut child, "sleep", Duration::from_millis(300)).unwrap().status.is_none());
         assert!(start.elapsed() < Duration::from_secs(300));
         assert!(!parents().values().any(|parent| *parent == child.id()));
     }
 
     #[test]
-    fn an_end_in_time_gives_the_status() {
-        let mut child = Command::new("sh").args(["-c", "exit 3"]).spawn().unwrap();
-        let status = wait_until(&mut child, "sh", Duration::from_secs(60)).unwrap();
-        assert_eq!(status.and_then(|status| status.code()), Some(3));
+    fn an_end_in_time_gives_the_status_and_the_time_of_descendants() {
+        let work = "(i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done); sleep 0.2; exit 3";
+        let mut child = Command::new("sh").args(["-c", work]).spawn().unwrap();
+        let ended = wait_until(&mut child, "sh", Duration::from_secs(60)).unwrap();
+        assert_eq!(ended.status.and_then(|status| status.code()), Some(3));
+        assert!(ended.cpu >= Duration::from_millis(50), "{ended:?}");
     }
 }

@@ -14,8 +14,8 @@ use super::outcome::Outcome;
 use super::user::User;
 use crate::command::{exists, is_root, wait_until};
 use crate::dist::{self, Compression, Packages};
-use crate::place::Temporary;
 use crate::repository::Repository;
+use crate::temporary_directory::Temporary;
 
 /// Prefix of these tests' output lines.
 const NAME: &str = "xtask installs";
@@ -186,7 +186,7 @@ impl Place<'_> {
         let (out, err) = (self.user.log()?, self.user.log()?);
         command.stdin(Stdio::null()).stdout(out.writer()?).stderr(err.writer()?);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let status = wait_until(&mut child, NAME, COMMAND_TIMEOUT)?;
+        let status = wait_until(&mut child, NAME, COMMAND_TIMEOUT)?.status;
         let (out, err) = (out.read()?, err.read()?);
         match status {
             Some(status) if status.success() => Ok(out),

@@ -17,7 +17,7 @@ use super::{Run, doc_tests, sdk};
 use crate::dashboard;
 
 /// Number of jobs that run at once.
-const LANES: usize = 3;
+const LANES: usize = 2;
 /// Maximum number of failed tests of one program that are run again alone. If more fail, something is broken.
 const MAX_RETRIED: usize = 3;
 /// A test program that runs alone, because it looks for what its sandboxes left on the whole host.

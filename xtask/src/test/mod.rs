@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::census::{census, left_behind};
-use crate::command::{is_root, step, wait_until};
+use crate::command::{Ended, is_root, step, wait_until};
 use crate::dist;
 use crate::engines::Engines;
 use crate::packages;
@@ -271,7 +271,7 @@ fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Re
     let log = user.log()?;
     command.stdin(std::process::Stdio::null()).stdout(log.writer()?).stderr(log.writer()?);
     let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    let status = wait_until(&mut child, name, PROGRAM_TIMEOUT)?;
+    let Ended { status, cpu } = wait_until(&mut child, name, PROGRAM_TIMEOUT)?;
     let text = log.read()?;
     let ended = status.map(|status| status.to_string());
     let mut outcome = Outcome::parse(name, &text, printed);
@@ -283,19 +283,20 @@ fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Re
             None => format!("{name}: killed after {} minutes", PROGRAM_TIMEOUT.as_secs() / 60),
         }),
     }
-    print!("{}", report(name, user, &outcome, &text, start.elapsed()));
+    print!("{}", report(name, user, &outcome, &text, (start.elapsed(), cpu)));
     Ok(outcome)
 }
 
 /// Formats the result of a program. It is printed at once, because several programs run at the same time.
-fn report(name: &str, user: &User, outcome: &Outcome, text: &str, took: Duration) -> String {
+fn report(name: &str, user: &User, outcome: &Outcome, text: &str, (took, cpu): (Duration, Duration)) -> String {
     let mut lines = Vec::new();
     if outcome.failed() > 0 {
         // The failures come last, with their output. Passed tests are then not printed.
         lines.push(text.find("\nfailures:\n\n----").map_or(text, |at| &text[at..]).trim_end().to_owned());
     }
     if outcome.ran() {
-        lines.push(format!("   {name}, as {}: {}, {:.0} s", user.name(), outcome.line(), took.as_secs_f64()));
+        let (took, cpu) = (took.as_secs_f64(), cpu.as_secs_f64());
+        lines.push(format!("   {name}, as {}: {}, {took:.0} s, {cpu:.0} CPU s", user.name(), outcome.line()));
     }
     for (seconds, test) in outcome.slowest(SLOW_SECONDS).into_iter().take(SLOWEST) {
         lines.push(format!("      {seconds:7.1} s {test}"));
