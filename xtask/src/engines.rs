@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::command::{exists, is_root, step};
 use crate::test::user;
-use crate::{packages, place};
+use crate::{packages, temporary_directory};
 
 /// The directory of mounted disks, see `crates/cofferdam-container/src/disks.rs`.
 const DISKS: &str = "/run/cofferdam-disks";
@@ -100,7 +100,7 @@ impl Engines {
             );
             return Ok(engines);
         }
-        let place = place::make(Path::new(PLACES), PREFIX, 0o755, &[0])?;
+        let place = temporary_directory::make(Path::new(PLACES), PREFIX, 0o755, &[0])?;
         engines.place = place.clone();
         engines.shared = Some(SharedDisks::mount()?);
         for (name, start) in [("docker", docker as fn(&Path, u32) -> Result<Command>), ("podman", podman)] {

@@ -32,12 +32,12 @@ mod key;
 mod limits;
 mod pages;
 mod part;
-mod place;
 mod progress;
 mod reader;
 mod record;
 mod seal;
 mod sparse;
+mod target;
 mod writer;
 
 pub use base::Base;

@@ -22,9 +22,9 @@ use crate::key::Key;
 use crate::limits::Limits;
 use crate::pages;
 use crate::part::{Kind, Part};
-use crate::place::Target;
 use crate::progress::{Meter, Progress};
 use crate::seal::Opener;
+use crate::target::Target;
 
 /// Options for reading an archive.
 #[derive(Debug, Default)]

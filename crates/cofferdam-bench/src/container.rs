@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::host::facts::{self, Facts};
 use crate::options::ContainerOptions;
-use crate::ours;
+use crate::process_backend;
 use crate::program::{Keep, run as run_program};
 use crate::results::{self, File};
 use crate::rounds::{Orders, takes_part, turns};
@@ -160,7 +160,7 @@ impl Field {
 
     /// Runs and times one turn, without its setup and cleanup.
     async fn turn(&self, contestant: Contestant) -> Result<Duration> {
-        let request = || ours::request(&[PROGRAM]);
+        let request = || process_backend::request(&[PROGRAM]);
         if contestant == Contestant::Claim {
             self.refilled().await?;
         }

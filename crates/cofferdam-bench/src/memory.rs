@@ -13,7 +13,7 @@ use crate::host::groups::{self, GroupMemory};
 use crate::host::kernel::{self, KernelMemory};
 use crate::host::tree::{self, Memory};
 use crate::options::MemoryOptions;
-use crate::ours;
+use crate::process_backend;
 use crate::results::{self, File};
 use crate::sample::tenths;
 use crate::target::{self, Findings};
@@ -57,7 +57,7 @@ struct Report {
 }
 
 async fn measure(wanted: usize) -> Result<Report> {
-    let backend = ours::backend().await?;
+    let backend = process_backend::backend().await?;
     tokio::time::sleep(SETTLE).await;
     let before = read_all();
     let (sandboxes, stopped) = hold(&backend, wanted).await;
@@ -229,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn sandboxes_are_held_and_closed_again() {
-        let backend = ours::backend().await.unwrap();
+        let backend = process_backend::backend().await.unwrap();
         let (held, stopped) = hold(&backend, 3).await;
         assert_eq!((held.len(), stopped), (3, None));
         assert!(held.iter().all(|warm| warm.is_alive()));

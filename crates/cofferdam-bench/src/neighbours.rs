@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::host::facts::{self, Facts};
 use crate::options::NeighboursOptions;
-use crate::ours;
+use crate::process_backend;
 use crate::results::{self, File};
 use crate::rounds::Orders;
 use crate::sample::{Sample, hundredths};
@@ -95,7 +95,7 @@ struct Neighbours {
 
 impl Neighbours {
     async fn make(count: usize) -> Result<Self> {
-        let backend: Arc<ProcessBackend> = ours::backend().await?;
+        let backend: Arc<ProcessBackend> = process_backend::backend().await?;
         let limits = Limits { cpu_time: Some(LONG), wall_time: LONG, ..Limits::default() };
         let mut sandboxes = Vec::new();
         for _ in 0..count {
@@ -107,7 +107,7 @@ impl Neighbours {
     async fn start(&self) -> Result<Vec<ExecHandle>> {
         let mut running = Vec::new();
         for sandbox in &self.sandboxes {
-            running.push(sandbox.start(ours::request(&["/bin/sh", "-c", "while :; do :; done"])?).await?);
+            running.push(sandbox.start(process_backend::request(&["/bin/sh", "-c", "while :; do :; done"])?).await?);
         }
         Ok(running)
     }

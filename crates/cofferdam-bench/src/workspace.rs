@@ -18,7 +18,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::host::facts::{self, Facts};
 use crate::options::WorkspaceOptions;
-use crate::ours;
+use crate::process_backend;
 use crate::results::{self, File};
 use crate::rounds::Orders;
 use crate::sample::{Sample, hundredths};
@@ -181,7 +181,7 @@ async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) ->
     let layer = layers::Layer::new(&packed, busybox)?;
     let write = format!("dd if=/dev/zero of=written bs=1M count={megabytes} conv=fsync status=none");
     let (images, image) = layer.stored()?;
-    let backend = ours::backend_with(images).await?;
+    let backend = process_backend::backend_with(images).await?;
     let image = Spec::builder().root(RootFs::Image { reference: image.to_owned() }).build()?;
     let docker = match (busybox, options.docker || options.host.is_some()) {
         (Some(busybox), true) => {
@@ -235,7 +235,7 @@ async fn created(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
 /// Measures the capture of ten changes.
 async fn captured(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
     let sandbox = backend.create(spec).await?;
-    ours::check(&sandbox.exec(ours::request(&["sh", "-c", CHANGES])?).await?, "")?;
+    process_backend::check(&sandbox.exec(process_backend::request(&["sh", "-c", CHANGES])?).await?, "")?;
     let start = Instant::now();
     let mut layer = Vec::new();
     sandbox.changes().await?.layer.read_to_end(&mut layer).await?;
@@ -249,9 +249,9 @@ async fn captured(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
 async fn ran(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
     let start = Instant::now();
     let sandbox = backend.create(spec).await?;
-    let completed = sandbox.exec(ours::request(&["/bin/true"])?).await?;
+    let completed = sandbox.exec(process_backend::request(&["/bin/true"])?).await?;
     sandbox.close().await?;
-    ours::check(&completed, "")?;
+    process_backend::check(&completed, "")?;
     Ok(start.elapsed())
 }
 
@@ -259,9 +259,9 @@ async fn ran(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
 async fn inside(backend: &ProcessBackend, spec: Spec, script: &str) -> Result<Duration> {
     let sandbox = backend.create(spec).await?;
     let start = Instant::now();
-    let completed = sandbox.exec(ours::request(&["sh", "-c", script])?).await?;
+    let completed = sandbox.exec(process_backend::request(&["sh", "-c", script])?).await?;
     let time = start.elapsed();
-    ours::check(&completed, "")?;
+    process_backend::check(&completed, "")?;
     sandbox.close().await?;
     Ok(time)
 }

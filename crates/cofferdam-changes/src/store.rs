@@ -48,9 +48,7 @@ pub struct Id(String);
 
 impl Id {
     fn new() -> std_io::Result<Self> {
-        let mut bytes = [0; DIGITS / 2];
-        getrandom::fill(&mut bytes).map_err(|error| std_io::Error::other(error.to_string()))?;
-        Ok(Self(cofferdam_util::hex::encode(bytes)))
+        Ok(Self(cofferdam_util::hex::random(DIGITS / 2)?))
     }
 
     fn of_file(name: &OsStr) -> Option<Self> {

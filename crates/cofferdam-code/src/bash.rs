@@ -11,7 +11,7 @@ use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, SandboxId, 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::ends::{Ends, Text};
+use crate::head_tail::{HeadTail, Text};
 use crate::result::limit_name;
 use crate::{BackendProfile, CodeRequest, CodeResult, Executor};
 
@@ -190,7 +190,7 @@ impl Fallback {
 }
 
 /// The shown parts of standard output and standard error: beginning, number of omitted characters, end.
-struct Shown([Ends; 2]);
+struct Shown([HeadTail; 2]);
 
 /// Returns the text that an agent reads: the output, then a line for anything unusual.
 fn answer(result: &CodeResult, shown: Shown, max: usize) -> String {
@@ -231,7 +231,7 @@ impl Shown {
     /// Returns both streams as one text, standard output first.
     fn text(self) -> Text {
         let mut text = Text::default();
-        for Ends { head, between, tail } in self.0 {
+        for HeadTail { head, between, tail } in self.0 {
             begin_line(&mut text, &head);
             add(&mut text, &head);
             if between > 0 {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     fn shown(stdout: (&str, u64, &str), stderr: (&str, u64, &str)) -> Shown {
-        Shown([stdout, stderr].map(|(head, between, tail)| Ends { head: head.into(), between, tail: tail.into() }))
+        Shown([stdout, stderr].map(|(head, between, tail)| HeadTail { head: head.into(), between, tail: tail.into() }))
     }
 
     #[test]

@@ -4,8 +4,8 @@
 use cofferdam_contract::{Chunk, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, WORKSPACE_PATH};
 use parking_lot::Mutex;
 
-use crate::ends::{Ends, EndsBuffer};
 use crate::executor::OnOutput;
+use crate::head_tail::{HeadTail, HeadTailBuffer};
 use crate::{BackendProfile, CodeRequest, CodeResult, Executor, Want};
 
 /// The delimiter before and after the directory that the shell reports.
@@ -18,10 +18,10 @@ const MAX_REPORT: usize = 4 * 4200;
 pub struct Line {
     /// The full result, with output up to the bounds of a call.
     pub result: CodeResult,
-    /// The ends of standard output.
-    pub stdout: Ends,
-    /// The ends of standard error.
-    pub stderr: Ends,
+    /// The head and the tail of standard output.
+    pub stdout: HeadTail,
+    /// The head and the tail of standard error.
+    pub stderr: HeadTail,
     /// The final working directory of the shell, or the workspace if it is outside of that; `None` if the shell did not
     /// report it.
     pub directory: Option<SandboxPath>,
@@ -47,7 +47,7 @@ impl Executor {
         let word = format!("{BEFORE}{marker} ").into_bytes();
         let shown = |chunk: &Chunk| on_output(&without(chunk, &word));
         let (mut result, mut ends) =
-            self.execute_ends(place, sandbox, request, keep.saturating_add(MAX_REPORT), &shown).await?;
+            self.execute_head_tail(place, sandbox, request, keep.saturating_add(MAX_REPORT), &shown).await?;
         // The report goes to the final standard error of the line, which may be its standard output.
         for data in [&mut result.stdout, &mut result.stderr] {
             let mut bytes = data.bytes().to_vec();
@@ -68,15 +68,15 @@ impl Executor {
 
     /// Runs code like [`Self::execute_live`], and keeps `keep` bytes of the beginning and of the end of standard output
     /// and standard error, whatever their length.
-    pub async fn execute_ends(
+    pub async fn execute_head_tail(
         &self,
         place: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         keep: usize,
         on_output: OnOutput<'_>,
-    ) -> Result<(CodeResult, [Ends; 2])> {
-        let collector = EndsCollector::new(keep);
+    ) -> Result<(CodeResult, [HeadTail; 2])> {
+        let collector = HeadTailCollector::new(keep);
         let on_event = |event: &OutputEvent| {
             if let OutputEvent::Chunk(chunk) = event {
                 on_output(chunk);
@@ -84,16 +84,16 @@ impl Executor {
             collector.take(event);
         };
         let result = self.execute_to_the_end(place, sandbox, request, &on_event).await?;
-        Ok((result, collector.ends()))
+        Ok((result, collector.head_tail()))
     }
 }
 
-/// A collector of the ends of both streams.
-pub(crate) struct EndsCollector([Mutex<EndsBuffer>; 2]);
+/// A collector of the head and the tail of both streams.
+pub(crate) struct HeadTailCollector([Mutex<HeadTailBuffer>; 2]);
 
-impl EndsCollector {
+impl HeadTailCollector {
     pub(crate) fn new(keep: usize) -> Self {
-        Self([Mutex::new(EndsBuffer::new(keep)), Mutex::new(EndsBuffer::new(keep))])
+        Self([Mutex::new(HeadTailBuffer::new(keep)), Mutex::new(HeadTailBuffer::new(keep))])
     }
 
     pub(crate) fn take(&self, event: &OutputEvent) {
@@ -105,8 +105,8 @@ impl EndsCollector {
         }
     }
 
-    pub(crate) fn ends(self) -> [Ends; 2] {
-        self.0.map(|kept| kept.into_inner().ends())
+    pub(crate) fn head_tail(self) -> [HeadTail; 2] {
+        self.0.map(|kept| kept.into_inner().head_tail())
     }
 }
 

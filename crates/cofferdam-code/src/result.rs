@@ -242,9 +242,7 @@ pub(crate) fn weaker(posture: &Posture) -> Vec<Protection> {
 
 /// Returns a new unpredictable id.
 pub(crate) fn random_id() -> cofferdam_contract::Result<String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(crate::error::random)?;
-    Ok(hex::encode(bytes))
+    hex::random(16).map_err(crate::error::random)
 }
 
 #[cfg(test)]

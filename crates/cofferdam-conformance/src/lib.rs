@@ -20,18 +20,18 @@
 //! # Where to look
 //!
 //! - Cases: `cases/mod.rs`, with one file for each subject.
-//! - Comparison of a claimed sandbox with a created one: `twins.rs`.
+//! - Comparison of a claimed sandbox with a created one: `equivalence.rs`.
 //! - Guest programs: `programs.rs`, and `unix.rs` for guests with a shell.
 #![forbid(unsafe_code)]
 
 mod case;
 mod cases;
+pub mod equivalence;
 mod pattern;
 mod programs;
 mod report;
 mod run;
 mod target;
-pub mod twins;
 mod unix;
 
 pub use case::CaseInfo;

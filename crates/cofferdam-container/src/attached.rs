@@ -10,11 +10,10 @@ use std::task::{Context, Poll, ready};
 
 use bollard::container::LogOutput;
 use bytes::{Buf, Bytes};
+use cofferdam_util::text::excerpt;
 use futures_core::Stream;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
-
-use crate::error::shown;
 
 /// The maximum number of buffered bytes of standard error.
 const MAX_STDERR: usize = 2000;
@@ -34,7 +33,7 @@ impl Stderr {
 
     /// Returns the text without control characters.
     pub(crate) fn text(&self) -> String {
-        shown(&String::from_utf8_lossy(&self.0.lock()))
+        excerpt(&String::from_utf8_lossy(&self.0.lock()))
     }
 }
 

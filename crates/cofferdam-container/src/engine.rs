@@ -8,6 +8,7 @@ use std::time::Duration;
 use bollard::{API_DEFAULT_VERSION, Docker};
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::text::excerpt;
 use tokio::time::timeout;
 
 use crate::config::{Address, Checked, Deadlines};
@@ -135,11 +136,11 @@ impl Engine {
         let components = version.components.unwrap_or_default();
         let facts = Facts {
             podman: components.iter().any(|component| component.name.to_ascii_lowercase().contains("podman")),
-            version: error::shown(&version.version.unwrap_or_default()),
+            version: excerpt(&version.version.unwrap_or_default()),
             api,
             architecture: version.arch.unwrap_or_default(),
-            kernel: error::shown(&version.kernel_version.unwrap_or_default()),
-            storage_driver: error::shown(&info.driver.unwrap_or_default()),
+            kernel: excerpt(&version.kernel_version.unwrap_or_default()),
+            storage_driver: excerpt(&info.driver.unwrap_or_default()),
             cgroup_version: info.cgroup_version.map(|version| version.to_string()).unwrap_or_default(),
             runtimes,
             default_runtime: info.default_runtime.unwrap_or_default(),
@@ -189,7 +190,7 @@ fn check_runtime(facts: &Facts, runtime: Option<&str>) -> Result<()> {
     }
     let what = format!("Podman uses its default OCI runtime, not '{name}': a client cannot choose it");
     Err(Error::unsupported("create", what)
-        .with_context("runtime", error::shown(&facts.default_runtime))
+        .with_context("runtime", excerpt(&facts.default_runtime))
         .with_remedy("start the service with `podman --runtime NAME system service`, or use Docker"))
 }
 

@@ -9,11 +9,9 @@ use bollard::errors::Error as Answer;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_linux::named::UntrustedLink;
 use cofferdam_linux::trust::Distrust;
+use cofferdam_util::text::excerpt;
 
 use crate::config::Address;
-
-/// The maximum length of an engine's answer in an error.
-const MAX_ANSWER: usize = 1000;
 
 /// A failed call.
 #[derive(Debug)]
@@ -55,9 +53,9 @@ impl Failed {
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Silent(limit) => format!("no answer within {} s", limit.as_secs_f64()),
-            Self::Answered(Answer::DockerResponseServerError { message, .. }) => shown(message),
-            Self::Answered(Answer::DockerStreamError { error }) => shown(error),
-            Self::Answered(other) => shown(&chain(other)),
+            Self::Answered(Answer::DockerResponseServerError { message, .. }) => excerpt(message),
+            Self::Answered(Answer::DockerStreamError { error }) => excerpt(error),
+            Self::Answered(other) => excerpt(&chain(other)),
         }
     }
 
@@ -87,15 +85,6 @@ impl Failed {
         };
         error.with_context("engine", address.to_string())
     }
-}
-
-/// Returns untrusted text without control characters and with a bounded length.
-pub(crate) fn shown(text: &str) -> String {
-    let text = text.trim();
-    let end = (0..=MAX_ANSWER.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    let cut = if end < text.len() { " …" } else { "" };
-    let clean: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    format!("{clean}{cut}")
 }
 
 fn chain(error: &Answer) -> String {
@@ -187,7 +176,7 @@ pub(crate) fn unreachable(address: &Address, reason: &Unreachable) -> (String, &
         Unreachable::Io(error) => error,
         Unreachable::Untrusted(distrust) => {
             return (
-                format!("{address}: the socket is not trusted: {}", shown(&distrust.to_string())),
+                format!("{address}: the socket is not trusted: {}", excerpt(&distrust.to_string())),
                 "use an engine of root or of your own user, whose socket is in directories that only they can change \
                  (`chmod go-w DIR`), or run Cofferdam as the user that the engine belongs to",
             );

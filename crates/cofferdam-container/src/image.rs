@@ -12,12 +12,13 @@ use bollard::models::{CreateImageInfo, ImageInspect};
 use bollard::query_parameters::{CreateImageOptionsBuilder, ListImagesOptionsBuilder};
 use cofferdam_contract::{Error, ErrorKind, Fault, Result};
 use cofferdam_linux::named;
+use cofferdam_util::text::excerpt;
 use futures_core::Stream;
 
 use crate::config::{Checked, PullPolicy};
 use crate::create_request::ImageFacts;
 use crate::engine::Engine;
-use crate::error::{self, Failed, shown};
+use crate::error::{self, Failed};
 use crate::labels;
 use crate::load::{ImageSource, load};
 use crate::progress::{PullEvent, PullProgress};
@@ -188,8 +189,8 @@ fn event(info: &CreateImageInfo) -> PullEvent {
     let bytes = |count: Option<i64>| count.and_then(|count| u64::try_from(count).ok());
     let detail = info.progress_detail.as_ref();
     PullEvent {
-        layer: info.id.as_deref().map(shown),
-        status: shown(info.status.as_deref().unwrap_or_default()),
+        layer: info.id.as_deref().map(excerpt),
+        status: excerpt(info.status.as_deref().unwrap_or_default()),
         current: bytes(detail.and_then(|detail| detail.current)),
         total: bytes(detail.and_then(|detail| detail.total)),
     }

@@ -56,10 +56,10 @@ async fn counted(engine: &Engine, id: &str) -> Option<u64> {
 /// Routes all IPv4 addresses in a container's network to its loopback interface, and opens a raw socket there. It shows
 /// the connections that the kernel refuses. Returns `None` if this process may not join the network, or sees none of the container's
 /// processes.
-pub(crate) async fn requests(groups: Arc<Foreign>) -> Option<OwnedFd> {
+pub(crate) async fn open_connection_attempts(groups: Arc<Foreign>) -> Option<OwnedFd> {
     let opening = tokio::task::spawn_blocking(move || {
         let process = groups.open_process()?;
-        cofferdam_linux::requests::open_beside(process.as_fd(), network::RESOLVER).ok()
+        cofferdam_linux::connection_attempts::open_beside(process.as_fd(), network::RESOLVER).ok()
     });
     opening.await.ok().flatten()
 }

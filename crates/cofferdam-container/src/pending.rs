@@ -37,7 +37,9 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the agent's exit before its container is killed.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The highest number of containers created because the agent was damaged. Another process may be filling the volume.
-const MAX_ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: u32 = 6;
+/// The longest wait after the first attempt. Each further wait may be longer by it.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A pending sandbox: measured, but not yet verified against a spec. Dropping it ends it.
 pub(crate) struct PendingSandbox {
@@ -276,6 +278,8 @@ impl Creation<'_> {
                 Ok(pending) => return Ok(pending),
                 Err(Failure::Agent(_)) if attempt < MAX_ATTEMPTS => {
                     self.connected.has_agent.store(false, Ordering::Release);
+                    // Other processes may be filling the volume: each upload deletes the file for a moment.
+                    tokio::time::sleep((ATTEMPT_INTERVAL * attempt).mul_f32(fastrand::f32())).await;
                     attempt += 1;
                 }
                 Err(Failure::Agent(error) | Failure::Other(error)) => return Err(error),
@@ -370,11 +374,11 @@ impl Creation<'_> {
         bind(&guest, container);
         let network = match opening {
             Some(opening) => {
-                let requests = match joinable {
-                    Some(groups) => outside::requests(groups).await,
+                let connection_attempts = match joinable {
+                    Some(groups) => outside::open_connection_attempts(groups).await,
                     None => None,
                 };
-                Some(Network::start(&guest, opening.with_requests(requests)).await?)
+                Some(Network::start(&guest, opening.with_connection_attempts(connection_attempts)).await?)
             }
             None => None,
         };
@@ -398,10 +402,12 @@ impl Creation<'_> {
     /// Classifies a failed start of the container. The cause may be a missing or damaged agent.
     async fn not_started(&self, container: &Container, error: Error, known: bool) -> Failure {
         // Another process may have filled the volume after this container was created, or at the moment of its start.
-        let is_about_agent = !known || error.to_string().contains(AGENT_DIRECTORY);
-        let early = is_about_agent && error.kind() == ErrorKind::Unavailable;
+        let names_agent = error.to_string().contains(AGENT_DIRECTORY);
+        let early = (!known || names_agent) && error.kind() == ErrorKind::Unavailable;
         match self.volume.is_in(&self.connected.engine, &container.id).await {
             Ok(whole) if early || !whole => Failure::Agent(error),
+            // The file that it reads may be deleted by the next upload.
+            Err(_) if early && names_agent => Failure::Agent(error),
             Ok(_) | Err(_) => Failure::Other(error),
         }
     }

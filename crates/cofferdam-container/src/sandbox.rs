@@ -13,12 +13,12 @@ use cofferdam_contract::{
 use cofferdam_guest::network::Network;
 
 use crate::NAME;
+use crate::file_memory::Follower;
 use crate::freeze::Freezer;
 use crate::overlay;
 use crate::pending::{Origin, PendingSandbox, has_host_files, max_archive_bytes};
 use crate::snapshot::{AsyncSnapshotWriter, ContainerSnapshot};
 use crate::state::BackendState;
-use crate::stored::Follower;
 
 /// A container sandbox. Dropping it ends all its processes.
 pub(crate) struct ContainerSandbox {

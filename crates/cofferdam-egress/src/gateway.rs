@@ -22,7 +22,8 @@ use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
 use crate::addresses::is_exhausted;
-use crate::begin::{Begun, FIRST_TIMEOUT, recognise};
+use crate::connection_attempts::ConnectionAttempts;
+use crate::first_bytes::{FIRST_TIMEOUT, FirstBytes, recognise};
 use crate::flow::{Flow, Metered, PolicyEnforcer, copy};
 use crate::inspect::Inspected;
 use crate::intercept::{self, Interception};
@@ -33,7 +34,6 @@ use crate::rules::{Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
 use crate::share::{Permit, Share};
 use crate::sniff::{Protocol, is_unchecked_answer};
-use crate::unserved::Requests;
 use crate::upstream::{Failure, Upstream, keep_alive};
 use crate::{PROXY_PORT, RESOLVER, Reach, dns, http};
 
@@ -61,8 +61,8 @@ pub struct Sockets {
     pub resolver: OwnedFd,
     /// The resolver's listening socket.
     pub resolver_listener: OwnedFd,
-    /// A raw socket that shows requests for connections to other ports. Without one, their refusals are not reported.
-    pub requests: Option<OwnedFd>,
+    /// A raw socket that shows connection attempts to other ports. Without one, their refusals are not reported.
+    pub connection_attempts: Option<OwnedFd>,
 }
 
 /// A running gateway. Dropping it closes its sockets and every connection.
@@ -85,8 +85,8 @@ struct Shared {
     own: Ipv4Addr,
     connections: Share,
     upstream: Upstream,
-    /// The requests for connections to ports that the gateway does not serve.
-    requests: OnceLock<Requests>,
+    /// The connection attempts to ports that the gateway does not serve.
+    connection_attempts: OnceLock<ConnectionAttempts>,
 }
 
 /// The server of a connection.
@@ -110,8 +110,8 @@ impl Gateway {
             }
             tasks.spawn(accept(listener, Arc::clone(&shared), closed.clone()));
         }
-        if let Some(socket) = sockets.requests {
-            shared.watch_requests(Requests::new(socket, served)?, closed.clone(), &mut tasks);
+        if let Some(socket) = sockets.connection_attempts {
+            shared.watch_connection_attempts(ConnectionAttempts::new(socket, served)?, closed.clone(), &mut tasks);
         }
         let resolver = std::net::UdpSocket::from(sockets.resolver);
         resolver.set_nonblocking(true)?;
@@ -330,14 +330,14 @@ where
     };
     let (mut first, mut greeting) = (Vec::new(), Vec::new());
     let begun = match *port {
-        HTTP => Begun::Client(Protocol::Http),
+        HTTP => FirstBytes::Client(Protocol::Http),
         _ => recognise(&mut client, &server, &mut first, &mut greeting).await,
     };
     let protocol = match begun {
-        Begun::Client(protocol) => protocol,
-        Begun::Server => Protocol::Other,
-        Begun::Incomplete => return flow.deny("its first message was never complete"),
-        Begun::Closed => return,
+        FirstBytes::Client(protocol) => protocol,
+        FirstBytes::Server => Protocol::Other,
+        FirstBytes::Incomplete => return flow.deny("its first message was never complete"),
+        FirstBytes::Closed => return,
     };
     let denials = Arc::clone(&shared.enforcer.denials);
     let secrets = shared.secrets.clone();
@@ -399,7 +399,7 @@ impl Shared {
             own,
             connections: Share::of_process(),
             upstream: Upstream::default(),
-            requests: OnceLock::new(),
+            connection_attempts: OnceLock::new(),
         })
     }
 

@@ -13,8 +13,8 @@
 //!
 //! - Rules, without I/O: `rules.rs`; their hosts: `host.rs`; public addresses: `addresses.rs`.
 //! - The resolver: `dns.rs`; synthetic addresses: `names.rs`. What a sandbox needs before it starts: `plan.rs`.
-//! - The gateway's sockets: `gateway.rs`; one connection: `begin.rs`, `sniff.rs`, `flow.rs`, `inspect.rs`. Connections
-//!   that the kernel refuses: `unserved.rs` and `gateway/refused.rs`.
+//! - The gateway's sockets: `gateway.rs`; one connection: `first_bytes.rs`, `sniff.rs`, `flow.rs`, `inspect.rs`. Connections
+//!   that the kernel refuses: `connection_attempts.rs` and `gateway/refused.rs`.
 //! - HTTP: `http.rs`; proxies: `proxy.rs`; TLS: `intercept.rs`, with the authority in `authority.rs`.
 //! - Secrets: `secrets.rs`; their sources: `providers.rs`; their removal from streams: `scrub.rs`.
 //! - Limits: `budget.rs`, `pace.rs` and `share.rs`. Requests on behalf of untrusted code: `fetch.rs`.
@@ -26,16 +26,18 @@ mod access;
 mod addresses;
 #[cfg(feature = "gateway")]
 mod authority;
-#[cfg(feature = "gateway")]
-mod begin;
 #[cfg_attr(not(feature = "gateway"), expect(dead_code, reason = "only the gateway counts"))]
 mod budget;
+#[cfg(feature = "gateway")]
+mod connection_attempts;
 #[cfg(feature = "gateway")]
 mod denials;
 #[cfg(feature = "gateway")]
 mod dns;
 #[cfg(feature = "gateway")]
 pub mod fetch;
+#[cfg(feature = "gateway")]
+mod first_bytes;
 #[cfg(feature = "gateway")]
 mod flow;
 #[cfg(feature = "fuzz")]
@@ -70,8 +72,6 @@ mod secrets;
 mod share;
 #[cfg(feature = "gateway")]
 mod sniff;
-#[cfg(feature = "gateway")]
-mod unserved;
 #[cfg(feature = "gateway")]
 mod upstream;
 

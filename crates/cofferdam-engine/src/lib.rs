@@ -17,7 +17,7 @@
 //!   lock, which is never held across an await.
 //! - Execution of the decisions: `pool/shared.rs`, with one task for each create and close, so that a cancelled caller
 //!   leaves no partial sandbox. Background refill task: `pool/refiller.rs`.
-//! - Compatibility of a request with a prepared interpreter, and the time of the next refill: `interpreters/fits.rs`
+//! - Compatibility of a request with a prepared interpreter, and the time of the next refill: `interpreters/compatibility.rs`
 //!   and `interpreters/slots.rs`, which are pure.
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ mod prepared;
 pub use cofferdam_interpreter::{InterpreterConfig, Runtime};
 pub use config::PoolConfig;
 pub use interpreters::{
-    InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, PreparedInterpreter, Taken,
+    ClaimedInterpreter, InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, PreparedInterpreter,
 };
 pub use metrics::{ClaimCounts, ClaimKind, Histogram, PoolMetrics};
 pub use pool::{Lease, Pool};

@@ -6,7 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_conformance::twins::{Trial, compare_backends};
+use cofferdam_conformance::equivalence::{Trial, compare_backends};
 use cofferdam_conformance::{Options, Outcome, Target, run};
 use cofferdam_contract::{Access, Capability, Protection, ProtectionState, Spec, Workspace};
 use cofferdam_engine::{InterpretersConfig, PoolConfig, PooledBackend, PreparedBackend};

@@ -11,7 +11,7 @@
 //! kernel refuses those to other ports. In a VM, the init gives the agent a raw socket that shows them.
 
 use super::buffers::{Outbox, Pending};
-use super::requests::{DESCRIPTOR, MAX_HEADERS};
+use super::connection_attempts::{DESCRIPTOR, MAX_HEADERS};
 use super::sys::{self, Endpoint, Fd, PollFd, Ready, Res};
 use super::wire::{
     Answer, HEAD, MAX_CONNECTIONS, MAX_DATA, MAX_PORTS, MAX_QUERIES, MAX_QUERY, RESOLVER, RESOLVER_PORT,
@@ -34,7 +34,7 @@ const EBUSY: i32 = 16;
 const ECONNREFUSED: i32 = 111;
 /// The number of polled descriptors.
 pub const POLLED: usize = 1 + RESOLVERS.len() + LISTENERS + 2 * MAX_CONNECTIONS;
-/// The maximum of requests for connections that are reported in one turn, and of older ones that are dropped.
+/// The maximum of connection attempts that are reported in one turn, and of older ones that are dropped.
 const MAX_SHOWN: usize = 128;
 const MAX_DROPPED: usize = 4096;
 /// The lowest number above all descriptors that an init passes on.
@@ -175,8 +175,8 @@ impl Connection {
 pub struct Connections {
     /// The id of the request to listen; 0 without one.
     id: u64,
-    /// A raw socket that shows requests for connections.
-    requests: Option<Fd>,
+    /// A raw socket that shows connection attempts.
+    connection_attempts: Option<Fd>,
     resolvers: [Option<Fd>; RESOLVERS.len()],
     listeners: [Option<Fd>; LISTENERS],
     /// Queries without a response.
@@ -190,7 +190,7 @@ impl Connections {
     /// A list without connections.
     pub const NEW: Self = Self {
         id: 0,
-        requests: None,
+        connection_attempts: None,
         resolvers: [const { None }; RESOLVERS.len()],
         listeners: [const { None }; LISTENERS],
         queries: 0,
@@ -199,15 +199,15 @@ impl Connections {
     };
 
     /// Finds the raw socket, if an init opened one. Must run before this process opens any descriptor.
-    pub fn find_requests(&mut self) {
+    pub fn find_connection_attempts(&mut self) {
         if sys::stat_at(DESCRIPTOR, b"\0").is_ok_and(|stat| stat.mode & sys::S_IFMT == sys::S_IFSOCK) {
-            self.requests = sys::duplicate_above(&Fd::own(DESCRIPTOR), FIRST_FREE).ok();
+            self.connection_attempts = sys::duplicate_above(&Fd::own(DESCRIPTOR), FIRST_FREE).ok();
         }
     }
 
-    /// Returns true if this process sees requests for connections.
-    pub fn has_requests(&self) -> bool {
-        self.requests.is_some()
+    /// Returns true if this process sees connection attempts.
+    pub fn sees_connection_attempts(&self) -> bool {
+        self.connection_attempts.is_some()
     }
 
     /// Listens on these ports and as resolver.
@@ -223,7 +223,7 @@ impl Connections {
             *slot = Some(sys::tcp_listen(port, BACKLOG)?);
         }
         // A former host, or none, had a policy when these arrived.
-        (0..MAX_DROPPED).take_while(|_| self.next_request().is_some()).for_each(drop);
+        (0..MAX_DROPPED).take_while(|_| self.next_connection_attempt().is_some()).for_each(drop);
         self.id = id;
         Ok(())
     }
@@ -333,7 +333,7 @@ impl Connections {
         let reading = out.free() >= RESERVE;
         let accepting = reading && self.list.iter().any(|it| matches!(it.state, State::Waiting));
         let asking = reading && self.queries < MAX_QUERIES;
-        let requests = [(self.requests.as_ref(), reading && self.id != 0, Ready::Read)].into_iter();
+        let attempts = [(self.connection_attempts.as_ref(), reading && self.id != 0, Ready::Read)].into_iter();
         let resolvers = self.resolvers.iter().map(|socket| (socket.as_ref(), asking, Ready::Read));
         let listeners = self.listeners.iter().map(|socket| (socket.as_ref(), accepting, Ready::Read));
         let connections = self.list.iter().flat_map(|it| {
@@ -347,7 +347,7 @@ impl Connections {
             };
             [(socket, reads, Ready::Read), (socket, writes, Ready::Write)]
         });
-        let wanted = requests.chain(resolvers).chain(listeners).chain(connections);
+        let wanted = attempts.chain(resolvers).chain(listeners).chain(connections);
         for (poll, (fd, wanted, ready)) in polls.iter_mut().zip(wanted) {
             *poll = fd.filter(|_| wanted).map_or(PollFd::NONE, |fd| PollFd::new(fd.number(), ready));
         }
@@ -385,14 +385,14 @@ impl Connections {
         }
     }
 
-    /// Reports requests for connections. Does not rely on a poll, so that those of an exec are reported before its end,
+    /// Reports connection attempts. Does not rely on a poll, so that those of an exec are reported before its end,
     /// as far as the host takes them at once.
-    pub fn show_requests(&self, out: &mut Outbox) {
+    pub fn report_connection_attempts(&self, out: &mut Outbox) {
         for _ in 0..MAX_SHOWN {
             if self.id == 0 || out.free() < RESERVE {
                 return;
             }
-            let Some(packet) = self.next_request() else { return };
+            let Some(packet) = self.next_connection_attempt() else { return };
             // The addresses of names are above all that programs use to reach the sandbox itself.
             if let Some(Endpoint { address, port }) = destination(&packet)
                 && !(address[0] == LOOPBACK[0] && address[1] < RESOLVER[1])
@@ -402,10 +402,10 @@ impl Connections {
         }
     }
 
-    /// Reads the next request for a connection.
-    fn next_request(&self) -> Option<[u8; MAX_HEADERS]> {
+    /// Reads the next connection attempt.
+    fn next_connection_attempt(&self) -> Option<[u8; MAX_HEADERS]> {
         let mut packet = [0; MAX_HEADERS];
-        sys::receive_from(self.requests.as_ref()?, &mut packet).ok().map(|_| packet)
+        sys::receive_from(self.connection_attempts.as_ref()?, &mut packet).ok().map(|_| packet)
     }
 
     /// Sends one query to the host.

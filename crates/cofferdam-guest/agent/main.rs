@@ -14,6 +14,9 @@
 #[expect(dead_code, reason = "each side uses its half")]
 mod asks;
 mod buffers;
+#[expect(dead_code, reason = "shared with other programs, which use other parts")]
+#[path = "../../cofferdam-linux/bare/connection_attempts.rs"]
+mod connection_attempts;
 mod connections;
 mod count;
 mod execs;
@@ -32,9 +35,6 @@ mod probe;
 #[path = "../../cofferdam-linux/bare/quota.rs"]
 mod quota;
 mod remove;
-#[expect(dead_code, reason = "shared with other programs, which use other parts")]
-#[path = "../../cofferdam-linux/bare/requests.rs"]
-mod requests;
 mod serve;
 #[expect(dead_code, reason = "shared with another program, which uses other parts")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]

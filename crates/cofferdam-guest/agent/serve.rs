@@ -91,7 +91,7 @@ pub fn run(buffers: &mut Buffers) -> i32 {
     if sys::identity().0 != 1 {
         return MISPLACED;
     }
-    buffers.table.connections.find_requests();
+    buffers.table.connections.find_connection_attempts();
     let Ok(mut agent) = Agent::begin() else { return FAILED };
     match agent.serve(buffers) {
         Ok(()) => 0,
@@ -348,7 +348,7 @@ impl Agent {
                 self.reaping = reap(self, &mut table.execs);
             }
             // Before the ends of execs that made them.
-            table.connections.show_requests(&mut table.outbox);
+            table.connections.report_connection_attempts(&mut table.outbox);
             table.execs.settle(&table.counters, &mut table.outbox);
             table.jobs.advance(&mut table.outbox);
         }
@@ -468,7 +468,7 @@ impl Agent {
             }
             Request::Signal { kill } => self.signal(id, if kill { sys::SIGKILL } else { sys::SIGTERM }, execs),
             Request::Listen { ports } => {
-                if let Some(partner) = self.partner.as_mut().filter(|_| connections.has_requests()) {
+                if let Some(partner) = self.partner.as_mut().filter(|_| connections.sees_connection_attempts()) {
                     // A copy has the route already. Without it, other addresses are unreachable, and not reported.
                     let _ = partner.ask(&asks::Request::Route);
                 }

@@ -57,7 +57,7 @@ pub struct Opening {
     /// True if programs of the sandbox ran before, with another gateway.
     resumed: bool,
     /// A raw socket in the sandbox's network.
-    requests: Option<OwnedFd>,
+    connection_attempts: Option<OwnedFd>,
 }
 
 impl Opening {
@@ -70,7 +70,7 @@ impl Opening {
         match plan {
             Some(Plan { rules, ports, .. }) => {
                 let access = Access::of(policy, rules).await?;
-                Ok(Some(Self { policy: policy.clone(), ports, access, resumed: false, requests: None }))
+                Ok(Some(Self { policy: policy.clone(), ports, access, resumed: false, connection_attempts: None }))
             }
             None => Ok(None),
         }
@@ -82,8 +82,8 @@ impl Opening {
     }
 
     /// Adds a raw socket in the sandbox's network, if there is one. It shows the connections that the kernel refuses.
-    pub fn with_requests(self, requests: Option<OwnedFd>) -> Self {
-        Self { requests, ..self }
+    pub fn with_connection_attempts(self, connection_attempts: Option<OwnedFd>) -> Self {
+        Self { connection_attempts, ..self }
     }
 
     /// Adds the ports and the variables to the settings of the connection to the guest.
@@ -214,7 +214,7 @@ mod serving {
         ///
         /// `Internal` if the settings had no ports, or if its network was started already. The errors of a write.
         pub async fn start(guest: &Guest, opening: Opening) -> Result<Self> {
-            let Opening { policy, ports, access, resumed, requests } = opening;
+            let Opening { policy, ports, access, resumed, connection_attempts } = opening;
             let queries = guest.take_queries();
             let queries = queries
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the agent does not listen for a policy"))?;
@@ -229,9 +229,9 @@ mod serving {
             }
             let mut gateway = Gateway::without_sockets(access, RESOLVER, first_name(resumed));
             let served = [&ports[..], &[PROXY_PORT, wire::RESOLVER_PORT]].concat();
-            if let Some(requests) = requests {
-                gateway = gateway.with_requests(requests, &served).map_err(|error| {
-                    Error::new(ErrorKind::Io, "create", "cannot read the requests for connections").with_source(error)
+            if let Some(socket) = connection_attempts {
+                gateway = gateway.with_connection_attempts(socket, &served).map_err(|error| {
+                    Error::new(ErrorKind::Io, "create", "cannot read connection attempts").with_source(error)
                 })?;
             }
             let gateway = Arc::new(gateway);

@@ -12,7 +12,7 @@
 //! - File systems in files: `loop_device.rs`.
 //! - Watched directories: `inotify/`, with `inotify/tree.rs` as a pure state machine that the hosts of guest agents use,
 //!   too.
-//! - Refused connections of a network namespace: `requests.rs`.
+//! - Refused connections of a network namespace: `connection_attempts.rs`.
 //! - Hardware virtualisation: `kvm/mod.rs` tries it with a tiny guest.
 //! - Sources shared by programs without a C library (the inits and the guest agent): `bare/`, with `bare/compile.rs`
 //!   for build scripts.
@@ -24,6 +24,7 @@ pub mod caps;
 pub mod cgroup;
 pub mod child;
 pub mod clock;
+pub mod connection_attempts;
 pub mod inotify;
 #[cfg(feature = "kvm")]
 pub mod kvm;
@@ -37,7 +38,6 @@ pub mod peer;
 pub mod probe;
 pub mod process;
 pub mod programs;
-pub mod requests;
 pub mod seccomp;
 pub mod spawn;
 pub mod trust;

@@ -29,8 +29,8 @@ mod resources;
 mod results;
 mod schema;
 mod server;
+mod snapshot_gate;
 pub mod stdio;
-mod steady;
 mod store;
 mod uri;
 

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::config::Bounds;
 use crate::http::Client;
 use crate::interpreters::Interpreters;
-use crate::steady::Steady;
+use crate::snapshot_gate::SnapshotGate;
 
 /// Maximum interval between two searches for idle sandboxes.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -278,7 +278,7 @@ impl Store {
         let id = random_id("sb");
         let owner = reserved.account.owner;
         let shared = Arc::new(Shared {
-            sandbox: Arc::new(LayeredSandbox::new(sandbox, Steady::default())),
+            sandbox: Arc::new(LayeredSandbox::new(sandbox, SnapshotGate::default())),
             usage: Mutex::new(Usage { calls: 0, last: Instant::now() }),
             working_dir: Mutex::default(),
             interpreters: Interpreters::default(),
@@ -483,11 +483,8 @@ fn random_id(prefix: &str) -> Result<String> {
 
 /// Returns 128 random bits of the system in hexadecimal digits.
 pub fn random() -> Result<String> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| {
-        Error::new(ErrorKind::Io, "create", format!("cannot read random bytes of the host: {error}"))
-    })?;
-    Ok(hex::encode(bytes))
+    hex::random(16)
+        .map_err(|error| Error::new(ErrorKind::Io, "create", format!("cannot read random bytes of the host: {error}")))
 }
 
 /// Returns an id in a printable form, because clients can send any text.

@@ -132,9 +132,9 @@ mod prepared;
 mod protocol;
 mod put;
 
+mod file_memory;
 mod sandbox;
 mod stdio;
-mod stored;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
 mod watch;

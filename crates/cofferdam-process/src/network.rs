@@ -129,11 +129,11 @@ pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Resul
     };
     let failed = |error| crate::error::os("create", "cannot serve the sandbox's network", error);
     let listeners = sockets.by_ref().take(listeners).collect();
-    let requests = sockets.next();
-    if let Some(socket) = &requests {
-        cofferdam_linux::requests::pass_requests(socket.as_fd()).map_err(failed)?;
+    let connection_attempts = sockets.next();
+    if let Some(socket) = &connection_attempts {
+        cofferdam_linux::connection_attempts::attach_syn_filter(socket.as_fd()).map_err(failed)?;
     }
-    let sockets = cofferdam_egress::Sockets { listeners, resolver, resolver_listener, requests };
+    let sockets = cofferdam_egress::Sockets { listeners, resolver, resolver_listener, connection_attempts };
     Gateway::start(sockets, access).map_err(failed)
 }
 

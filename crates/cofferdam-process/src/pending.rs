@@ -16,12 +16,12 @@ use tokio::sync::{Notify, Semaphore, watch as flag};
 use crate::client::{Kind, Launcher};
 use crate::connect::MAX_CONNECTIONS;
 use crate::core::{Core, Enrolled, Layer, receive_events};
+use crate::file_memory;
 use crate::image::Surroundings;
 use crate::network::Access;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
 use crate::sandbox::ProcessSandbox;
-use crate::stored;
 use crate::sys::watch::watch;
 use crate::{error, files, network};
 
@@ -226,7 +226,7 @@ impl PendingSandbox {
         core.launcher.accept(create, &self.evidence);
         // This is set once: an accepted sandbox cannot be accepted again.
         let _ = core.limits.set(spec.limits().clone());
-        tokio::spawn(stored::follow(Arc::clone(&core)));
+        tokio::spawn(file_memory::follow(Arc::clone(&core)));
         let id = SandboxId::new(format!("process-{}-{}", core.launcher.pid(), create.serial));
         Ok(ProcessSandbox::new(id, spec, posture, core))
     }

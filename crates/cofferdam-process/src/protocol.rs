@@ -267,7 +267,7 @@ pub enum Event {
         memory: bool,
     },
     /// Sockets of the network, sent in parts before `Ready`: the resolver's for datagrams and for connections, then one
-    /// for each port of the [`NetworkPlan`], and a raw one that shows requests for connections, if it could be created.
+    /// for each port of the [`NetworkPlan`], and a raw one that shows connection attempts, if it could be created.
     Sockets,
 }
 

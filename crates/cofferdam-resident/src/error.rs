@@ -5,7 +5,7 @@ use std::io;
 use cofferdam_contract::{Error, ErrorKind, Retry};
 
 /// Returns the error for a socket directory that cannot be trusted.
-pub(crate) fn unsafe_place(path: &std::path::Path, why: &str) -> Error {
+pub(crate) fn unsafe_directory(path: &std::path::Path, why: &str) -> Error {
     Error::new(ErrorKind::Denied, "find the server", format!("the directory {why}"))
         .with_context("path", path.display().to_string())
         .with_remedy("remove it, or let XDG_RUNTIME_DIR name a directory of your own")

@@ -14,8 +14,8 @@
 //! # Where to look
 //!
 //! - Settings from a file or options: `settings.rs`.
-//! - Messages: `message.rs` and `frame.rs`. Access: `place.rs` and `peer.rs`.
-//! - Connections of the server: `server/mod.rs` distinguishes runs from HTTP; then `server/visit.rs` and
+//! - Messages: `message.rs` and `frame.rs`. Access: `socket_directory.rs` and `peer.rs`.
+//! - Connections of the server: `server/mod.rs` distinguishes runs from HTTP; then `server/handshake.rs` and
 //!   `server/conversation.rs`.
 #![forbid(unsafe_code)]
 
@@ -26,13 +26,13 @@ mod error;
 mod frame;
 mod message;
 mod peer;
-mod place;
 mod server;
 mod settings;
+mod socket_directory;
 
 pub use client::{Asked, Connection, Refusal, ResidentBackend};
 pub use config::{ResidentConfig, Surroundings};
 pub use message::Status;
-pub use place::{Candidates, Claimed, SocketDirectory};
 pub use server::{Http, ResidentServer};
 pub use settings::ServeSettings;
+pub use socket_directory::{Candidates, Claimed, SocketDirectory};

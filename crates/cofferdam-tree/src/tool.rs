@@ -6,13 +6,12 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use cofferdam_linux::child::{self, Start};
+pub use cofferdam_util::text::excerpt;
 
 use super::error::{Result, TreeError, io};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const MAX_OUTPUT: u64 = 64 << 10;
-/// Maximum length of a tool's output in a message.
-const MAX_EXCERPT: usize = 1000;
 
 /// The result of a tool.
 #[derive(Debug)]
@@ -79,13 +78,4 @@ pub fn finish_with(
     // The exit status counts; the output is only for messages.
     let _ = output.seek(SeekFrom::Start(0)).and_then(|_| (&output).take(MAX_OUTPUT).read_to_end(&mut bytes));
     Ok(Finished { tool, status, output: String::from_utf8_lossy(&bytes).into_owned() })
-}
-
-/// Returns the beginning of untrusted text, in a printable form.
-pub fn excerpt(text: &str) -> String {
-    let text = text.trim();
-    let end = text.floor_char_boundary(MAX_EXCERPT);
-    let cut = if end < text.len() { " …" } else { "" };
-    let printable: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    format!("{printable}{cut}")
 }

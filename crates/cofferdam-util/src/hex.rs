@@ -1,5 +1,7 @@
 //! Bytes as hexadecimal digits.
 
+use std::io;
+
 const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
 
 /// Encodes bytes as lower-case digits.
@@ -11,6 +13,16 @@ pub fn encode(bytes: impl AsRef<[u8]>) -> String {
         text.push(DIGITS[usize::from(byte & 0xf)]);
     }
     text
+}
+
+/// Returns the digits of this many random bytes of the system, which cannot be guessed.
+///
+/// # Errors
+/// That of the kernel.
+pub fn random(bytes: usize) -> io::Result<String> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    Ok(encode(random))
 }
 
 /// Decodes digits of either case. Returns `None` unless there are exactly two digits for each byte of `into`. Copies the
@@ -43,6 +55,12 @@ mod tests {
             assert_eq!(decode(text.as_bytes(), &mut decoded), Some(()));
             assert_eq!(decoded[..], bytes);
         }
+    }
+
+    #[test]
+    fn random_digits_have_the_length_and_differ() {
+        let (one, two) = (random(16).unwrap(), random(16).unwrap());
+        assert!(one != two && decode(one.as_bytes(), &mut [0; 16]).is_some(), "{one} {two}");
     }
 
     #[test]

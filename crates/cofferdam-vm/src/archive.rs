@@ -23,6 +23,7 @@ use cofferdam_archive::{
 use cofferdam_contract::{ByteSize, Cpus, Limits as SandboxLimits, Result as ContractResult};
 use cofferdam_image::{IMAGE_DOCUMENT, SNAPSHOT_DOCUMENT};
 use cofferdam_util::private;
+use cofferdam_util::text::excerpt;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::VmBackend;
@@ -69,7 +70,7 @@ pub struct LoadOptions {
 /// An archive's description of its VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Travelled {
+pub struct SnapshotDocument {
     manifest: SnapshotManifest,
     /// SHA-256 of the disk with the VM's root file system.
     root: String,
@@ -98,7 +99,7 @@ struct Agent {
     version: u64,
 }
 
-impl Travelled {
+impl SnapshotDocument {
     /// Parses the documents of an archive.
     ///
     /// # Errors
@@ -228,9 +229,9 @@ impl VmSnapshot {
             return Err(VmError::InvalidSnapshot { what });
         };
         let root = hash_of(root)?.to_string();
-        let travelled = Travelled { manifest: self.manifest().clone(), root };
+        let document = SnapshotDocument { manifest: self.manifest().clone(), root };
         let invalid = |error: serde_json::Error| VmError::InvalidSnapshot { what: error.to_string() };
-        let document = serde_json::to_vec(&travelled).map_err(invalid)?;
+        let document = serde_json::to_vec(&document).map_err(invalid)?;
         let key = options.key.as_deref();
         let mut writer = Writer::new(WriteOptions { level: options.level, key, ..WriteOptions::default() })?;
         writer.json(SNAPSHOT_DOCUMENT, &document)?.state(DEVICES, self.state().devices())?;
@@ -280,25 +281,25 @@ async fn load(
 ) -> Result<VmSnapshot> {
     let opened = blocking(move || {
         let reader = Reader::open(input, &ReadOptions { key: options.key.as_deref(), limits: options.limits })?;
-        let travelled = Travelled::read(reader.documents())?;
-        travelled.check_parts(reader.parts())?;
-        travelled.check_ceiling(&options.ceiling)?;
-        Ok((reader, travelled))
+        let document = SnapshotDocument::read(reader.documents())?;
+        document.check_parts(reader.parts())?;
+        document.check_ceiling(&options.ceiling)?;
+        Ok((reader, document))
     });
-    let (reader, travelled) = opened.await?;
-    travelled.manifest.check_origin(&backend.vmm().origin().await?)?;
-    travelled.check_plan(backend)?;
-    let (root, image) = backend.image_with(travelled.manifest.image()).await?;
+    let (reader, document) = opened.await?;
+    document.manifest.check_origin(&backend.vmm().origin().await?)?;
+    document.check_plan(backend)?;
+    let (root, image) = backend.image_with(document.manifest.image()).await?;
     let backend = Arc::clone(backend);
     blocking(move || {
         let disk = File::open(&image.root).map_err(io("open", &image.root))?;
         let here = hash_of(&disk)?.to_string();
-        if here != travelled.root {
-            let found = crate::error::shown(&travelled.root);
+        if here != document.root {
+            let found = excerpt(&document.root);
             return Err(VmError::OriginMismatch { what: "the image's disk with the SHA-256", found, here });
         }
         let (state, workspace, lease, digest) = files(&backend, reader, &mut watch)?;
-        let snapshot = VmSnapshot::new(travelled.manifest, state, workspace, Some((root, Arc::new(disk))), lease)?;
+        let snapshot = VmSnapshot::new(document.manifest, state, workspace, Some((root, Arc::new(disk))), lease)?;
         Ok(snapshot.read_from(digest))
     })
     .await
@@ -366,7 +367,7 @@ mod tests {
     use cofferdam_archive::Name;
     use cofferdam_guest::PROTOCOL;
 
-    fn travelled(disk: Option<u64>) -> Travelled {
+    fn snapshot_document(disk: Option<u64>) -> SnapshotDocument {
         let text = serde_json::json!({
             "manifest": {
                 "format": 1,
@@ -407,16 +408,16 @@ mod tests {
             ]
         };
         let disk = part(WORKSPACE, Kind::Disk, 8192);
-        travelled(None).check_parts(&parts()).unwrap();
+        snapshot_document(None).check_parts(&parts()).unwrap();
         let with_disk: Vec<_> = parts().into_iter().chain([disk.clone()]).collect();
-        travelled(Some(8192)).check_parts(&with_disk).unwrap();
+        snapshot_document(Some(8192)).check_parts(&with_disk).unwrap();
         let changed = |at: usize, to: Part| {
             let mut parts = with_disk.clone();
             parts[at] = to;
             parts
         };
         let base = Part { base: Some(Digest::from_bytes([1; 32])), ..disk.clone() };
-        travelled(Some(8192)).check_parts(&changed(1, part(DEVICES, Kind::State, MAX_DEVICES))).unwrap();
+        snapshot_document(Some(8192)).check_parts(&changed(1, part(DEVICES, Kind::State, MAX_DEVICES))).unwrap();
         for (bad, why) in [
             (parts(), "too few"),
             (with_disk.iter().cloned().chain([part("more", Kind::State, 1)]).collect(), "too many"),
@@ -428,15 +429,15 @@ mod tests {
             (changed(3, base), "a base"),
             (changed(3, parts().remove(1)), "order"),
         ] {
-            let error = travelled(Some(8192)).check_parts(&bad).unwrap_err();
+            let error = snapshot_document(Some(8192)).check_parts(&bad).unwrap_err();
             assert!(matches!(error, VmError::InvalidSnapshot { .. }), "{why}: {error}");
         }
-        assert!(travelled(None).check_parts(&with_disk).is_err());
+        assert!(snapshot_document(None).check_parts(&with_disk).is_err());
     }
 
     #[test]
     fn an_archive_that_may_use_more_than_the_caller_is_refused() {
-        let mut archive = travelled(None);
+        let mut archive = snapshot_document(None);
         archive.check_ceiling(&SandboxLimits::default()).unwrap();
         let unbounded = SandboxLimits { memory: None, disk: None, pids: None, ..SandboxLimits::default() };
         let mebibytes = |count| Some(ByteSize::from_mebibytes(count));
@@ -463,8 +464,11 @@ mod tests {
     /// Promise (Virtual machines): An archive whose document does not describe a VM is refused.
     #[test]
     fn documents_of_other_kinds_are_refused() {
-        let good = serde_json::to_vec(&travelled(None)).unwrap();
-        assert_eq!(Travelled::read(&[document(SNAPSHOT_DOCUMENT, good.clone())]).unwrap(), travelled(None));
+        let good = serde_json::to_vec(&snapshot_document(None)).unwrap();
+        assert_eq!(
+            SnapshotDocument::read(&[document(SNAPSHOT_DOCUMENT, good.clone())]).unwrap(),
+            snapshot_document(None)
+        );
         let text = String::from_utf8(good.clone()).unwrap();
         for bad in [
             vec![],
@@ -474,15 +478,16 @@ mod tests {
             vec![document(SNAPSHOT_DOCUMENT, text.replace("\"format\":1", "\"format\":2").into_bytes())],
             vec![document(SNAPSHOT_DOCUMENT, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
         ] {
-            assert!(matches!(Travelled::read(&bad), Err(VmError::InvalidSnapshot { .. })), "{bad:?}");
+            assert!(matches!(SnapshotDocument::read(&bad), Err(VmError::InvalidSnapshot { .. })), "{bad:?}");
         }
     }
 
     #[test]
     fn document_of_another_format_is_refused_by_its_number() {
         let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "x" });
-        let error =
-            Travelled::read(&[document(SNAPSHOT_DOCUMENT, newer.to_string().into_bytes())]).unwrap_err().to_string();
+        let error = SnapshotDocument::read(&[document(SNAPSHOT_DOCUMENT, newer.to_string().into_bytes())])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
     }
 
@@ -492,10 +497,10 @@ mod tests {
     #[test]
     fn archive_with_another_agent_version_is_refused() {
         for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {
-            let mut document_of = serde_json::to_value(travelled(None)).unwrap();
+            let mut document_of = serde_json::to_value(snapshot_document(None)).unwrap();
             document_of["manifest"]["guest"] = serde_json::json!({ "version": found, "more": "of it" });
-            let error =
-                Travelled::read(&[document(SNAPSHOT_DOCUMENT, document_of.to_string().into_bytes())]).unwrap_err();
+            let error = SnapshotDocument::read(&[document(SNAPSHOT_DOCUMENT, document_of.to_string().into_bytes())])
+                .unwrap_err();
             let error = error.into_contract("restore");
             let (text, remedy) = (error.to_string(), error.remedy().unwrap_or_default().to_owned());
             assert!(

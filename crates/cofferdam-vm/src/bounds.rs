@@ -289,7 +289,7 @@ mod tests {
         let vmm_limits = VmmLimits::of(&hardware(Vec::new()), Sharing::Own);
         let first = Enclosure::make(&vmm_limits, true);
         if first.group.is_none() {
-            println!("SKIP a_group_is_there_as_long_as_its_monitor: {}", first.shown);
+            println!("SKIP group_lives_as_long_as_its_vmm_and_owner_as_long_as_any_group: {}", first.shown);
             assert!(first.shown.contains("only by resource limits"), "{}", first.shown);
             return;
         }

@@ -354,7 +354,7 @@ async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
     match ended {
         Some(ended) => VmError::BootFailed { reason: ended.why, console }.into_error("create").with_source(error),
         None if console.trim().is_empty() => error,
-        None => error.with_context("console", crate::error::shown_end(&console)),
+        None => error.with_context("console", crate::error::excerpt_end(&console)),
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use cofferdam_archive::ArchiveError;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_image::ImageError;
-pub(crate) use cofferdam_image::tool::excerpt as shown;
 use cofferdam_image::{archive_kind, io_kind, io_remedy};
 use cofferdam_linux::trust::Distrust;
 use cofferdam_util::sha256;
@@ -208,7 +207,7 @@ fn copy_image_steps(key: &str) -> String {
 }
 
 fn console_shown(console: &str) -> String {
-    if console.is_empty() { String::new() } else { format!("; its console: {}", shown_end(console)) }
+    if console.is_empty() { String::new() } else { format!("; its console: {}", excerpt_end(console)) }
 }
 
 fn clean(text: &str) -> String {
@@ -216,7 +215,7 @@ fn clean(text: &str) -> String {
 }
 
 /// Returns the end of untrusted text, in a printable form.
-pub(crate) fn shown_end(text: &str) -> String {
+pub(crate) fn excerpt_end(text: &str) -> String {
     let text = text.trim();
     let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_CONSOLE));
     let cut = if begin > 0 { "… " } else { "" };

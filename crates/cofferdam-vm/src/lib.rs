@@ -54,7 +54,7 @@ mod templates;
 mod users;
 pub mod vmm;
 
-pub use archive::{LoadOptions, SaveOptions, Travelled};
+pub use archive::{LoadOptions, SaveOptions, SnapshotDocument};
 pub use backend::VmBackend;
 pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
 pub use doctor::doctor;

@@ -15,6 +15,7 @@ use cofferdam_contract::{
     Access, ByteSize, Error, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, TenantId, Workspace,
 };
 use cofferdam_guest::{Evidence, PROTOCOL, Record};
+use cofferdam_util::text::excerpt;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -148,7 +149,7 @@ impl SnapshotManifest {
         ];
         for (what, found, here) in pairs {
             if found != here {
-                return Err(VmError::OriginMismatch { what, found: crate::error::shown(&found), here });
+                return Err(VmError::OriginMismatch { what, found: excerpt(&found), here });
             }
         }
         match (found.ticks_per_millisecond, *ticks_per_millisecond) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cofferdam_contract::{Result, RootFs, Spec};
 use cofferdam_image::store::{ImageStore, Options, StoreError};
 use cofferdam_image::{Cache, Image, ImageError, Images, Progress, RootSource, Source};
+use cofferdam_util::text::excerpt;
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::budget::{Budget, Lease};
@@ -137,9 +138,7 @@ impl BackendState {
         let default = blocking(move || Ok(images.find(&source, &mut |_| ())?)).await;
         match default {
             Ok(image) if image.key == key => Ok((RootFs::Default, image)),
-            Ok(_) | Err(VmError::Image(ImageError::NotBuilt)) => {
-                Err(VmError::MissingImage { key: crate::error::shown(key) })
-            }
+            Ok(_) | Err(VmError::Image(ImageError::NotBuilt)) => Err(VmError::MissingImage { key: excerpt(key) }),
             Err(error) => Err(error),
         }
     }
@@ -155,7 +154,7 @@ impl BackendState {
         if image.key == manifest.image() {
             return Ok(image);
         }
-        let found = crate::error::shown(manifest.image());
+        let found = excerpt(manifest.image());
         Err(VmError::OriginMismatch { what: "the image", found, here: image.key })
     }
 

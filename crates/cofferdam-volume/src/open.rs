@@ -23,8 +23,8 @@ use crate::store::{Found, Store};
 use crate::{files, rebuild};
 
 /// Time to wait for the end of a sandbox whose supervisor has ended.
-const ENDING_TIMEOUT: Duration = Duration::from_secs(10);
-const ENDING_INTERVAL: Duration = Duration::from_millis(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The way to the files of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -268,13 +268,13 @@ impl OpenVolume {
             if loop_device::is_sole_user(disk).map_err(self.failed("find out who uses"))? {
                 return Ok(());
             }
-            if begun.elapsed() > ENDING_TIMEOUT {
+            if begun.elapsed() > EXIT_TIMEOUT {
                 return Err(VolumeError::InUse {
                     name: self.name.to_string(),
                     by: "a sandbox whose supervisor has ended".to_owned(),
                 });
             }
-            std::thread::sleep(ENDING_INTERVAL);
+            std::thread::sleep(EXIT_POLL_INTERVAL);
         }
     }
 

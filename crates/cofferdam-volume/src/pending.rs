@@ -130,8 +130,6 @@ fn discard(store: &Store, name: &str, directory: std::os::fd::BorrowedFd<'_>) ->
 }
 
 fn temporary_name(store: &Store) -> Result<String> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| io("create a volume in", store.path())(std::io::Error::other(error.to_string())))?;
-    Ok(format!("{TEMPORARY}{}", cofferdam_util::hex::encode(bytes)))
+    let random = cofferdam_util::hex::random(8).map_err(io("create a volume in", store.path()))?;
+    Ok(format!("{TEMPORARY}{random}"))
 }

@@ -9,8 +9,6 @@ mod copies;
 mod image;
 #[cfg(feature = "server")]
 mod live;
-#[cfg(feature = "vm")]
-mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod mounts;
@@ -26,6 +24,8 @@ mod snapshot;
 #[cfg(any(feature = "server", feature = "vm"))]
 mod snapshots;
 mod unavailable;
+#[cfg(feature = "vm")]
+mod vm;
 mod volume;
 
 use std::num::NonZeroU64;
@@ -52,8 +52,6 @@ pub use live::{
     AttachArgs, DiffArgs, ExtendArgs, ForkArgs, PortArgs, PruneArgs, RenameArgs, SandboxesArgs, ServerCommand,
     StatsArgs, WatchArgs,
 };
-#[cfg(feature = "vm")]
-pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, VmArgs, VmCommand};
 #[cfg(feature = "mcp")]
 pub use mcp::McpArgs;
 pub use mounts::{MountArgs, VolumeMountArgs};
@@ -82,8 +80,8 @@ pub use snapshots::StoredCommand;
 pub use snapshots::{SnapshotArgs, SnapshotCommand};
 #[allow(unused_imports, reason = "a full build has every command")]
 pub use unavailable::UnavailableArgs;
-#[cfg(feature = "server")]
-pub use volume::VolumeServerArgs;
+#[cfg(feature = "vm")]
+pub use vm::{BuildImageArgs, ExportImageArgs, ImportImageArgs, VmArgs, VmCommand};
 pub use volume::{
     CreateVolumeArgs, ExportVolumeArgs, ImportVolumeArgs, InspectVolumeArgs, ListVolumesArgs, RemoveVolumesArgs,
     VolumeArgs, VolumeCommand,

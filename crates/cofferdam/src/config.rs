@@ -228,7 +228,7 @@ mod tests {
     use std::num::NonZeroU64;
 
     #[cfg(feature = "vm")]
-    use cofferdam::registry::machines::{Acceleration, Jailer};
+    use cofferdam::registry::vms::{Acceleration, Jailer};
 
     use super::*;
 

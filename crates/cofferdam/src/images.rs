@@ -66,19 +66,19 @@ mod store {
     use std::sync::Arc;
 
     use cofferdam::Result;
-    use cofferdam::registry::stored::{self, StoreError};
+    use cofferdam::registry::image_store::{self, StoreError};
     use cofferdam::registry::{ImageProgress, ImageSettings};
 
     use crate::progress::Progress;
 
     pub fn has(name: &str, settings: &ImageSettings) -> bool {
-        let store = stored::existing(settings).ok().flatten();
+        let store = image_store::existing(settings).ok().flatten();
         store.is_some_and(|store| store.contains(name).unwrap_or(false))
     }
 
     /// Returns true if it is certain that the store has no such image.
     pub fn lacks(name: &str) -> bool {
-        match stored::existing(&ImageSettings::default()) {
+        match image_store::existing(&ImageSettings::default()) {
             Ok(Some(store)) => store.contains(name).is_ok_and(|has| !has),
             Ok(None) => true,
             Err(_) => false,
@@ -90,13 +90,13 @@ mod store {
             return Ok(());
         }
         let failed = |error: StoreError| error.into_contract("pull image");
-        let store = stored::open(settings)?;
+        let store = image_store::open(settings)?;
         let reference = name.parse().map_err(failed)?;
-        let options = stored::registry_options(settings, &reference)?;
+        let options = image_store::registry_options(settings, &reference)?;
         let progress = Arc::new(Progress::new());
         let shown = Arc::clone(&progress);
         let on_step: ImageProgress = Arc::new(move |step| shown.report(step));
-        let pulled = store.pull(&reference, &options, &mut |step| on_step(stored::shown(&step)));
+        let pulled = store.pull(&reference, &options, &mut |step| on_step(image_store::shown(&step)));
         progress.finish();
         pulled.map(drop).map_err(failed)
     }
@@ -105,7 +105,7 @@ mod store {
     pub fn entrypoint(name: &str, settings: &ImageSettings) -> Result<(Vec<String>, Vec<String>)> {
         let failed = |error: StoreError| error.into_contract("run");
         let missing = || failed(StoreError::NotFound { name: name.escape_debug().to_string() });
-        let store = stored::existing(settings)?.ok_or_else(missing)?;
+        let store = image_store::existing(settings)?.ok_or_else(missing)?;
         let found = store.resolve(name).map_err(failed)?;
         Ok((found.config.entrypoint, found.config.cmd))
     }

@@ -16,7 +16,7 @@ mod plan;
 mod program;
 mod progress;
 #[cfg(any(feature = "plugins", feature = "server"))]
-mod question;
+mod prompt;
 mod report;
 mod resident;
 mod settings;

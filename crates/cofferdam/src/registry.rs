@@ -8,10 +8,10 @@ pub mod base;
 mod container;
 #[cfg(feature = "e2b")]
 mod e2b;
+#[cfg(any(feature = "images", feature = "vm"))]
+pub mod image_store;
 #[cfg(feature = "container")]
 pub mod images;
-#[cfg(feature = "vm")]
-pub mod machines;
 mod process;
 #[cfg(feature = "server")]
 mod remote;
@@ -20,13 +20,13 @@ mod roots;
 mod setup;
 #[cfg(feature = "conformance")]
 mod simulated;
-#[cfg(any(feature = "images", feature = "vm"))]
-pub mod stored;
 mod table;
 #[cfg(not(all(feature = "container", feature = "e2b", feature = "server", feature = "vm", feature = "wasm")))]
 mod unavailable;
 #[cfg(feature = "vm")]
 mod vm;
+#[cfg(feature = "vm")]
+pub mod vms;
 #[cfg(feature = "wasm")]
 mod wasm;
 
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn names_are_found_or_explained() {
-        use machines::Driver;
+        use vms::Driver;
         let driver = |name: &str| setup_of(name).unwrap().machines.driver;
         let runtime = |name: &str| setup_of(name).unwrap().containers.runtime;
         assert_eq!(find("local").unwrap().name, "process");

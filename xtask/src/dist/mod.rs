@@ -14,8 +14,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::Temporary;
 use crate::repository::Repository;
+use crate::temporary_directory::Temporary;
 use crate::test::build::build_binary;
 use elf::{Libc, Program};
 use formats::Contents;

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 
-use crate::place::{self, Temporary};
+use crate::temporary_directory::{self, Temporary};
 
 /// The ordinary user's id. No distribution assigns it.
 pub const ORDINARY: u32 = 65_533;
@@ -32,7 +32,7 @@ impl User {
     /// Creates a user without privileges. Requires root.
     pub fn ordinary() -> Result<Self> {
         // The name does not contain "cofferdam": tests search for directories that do, to find leftovers.
-        let home = place::make(Path::new("/tmp"), "xtask-user-", 0o700, &[0, ORDINARY])?;
+        let home = temporary_directory::make(Path::new("/tmp"), "xtask-user-", 0o700, &[0, ORDINARY])?;
         let user = Self { home: Some(home.clone()) };
         for directory in [home.clone(), home.join("tmp")] {
             if directory != home {
@@ -89,9 +89,9 @@ impl User {
         static CREATING: Mutex<()> = Mutex::new(());
         let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
         let me = Path::new("/proc/self").metadata()?.uid();
-        let place = place::make(&std::env::temp_dir(), "xtask-log-", 0o700, &[me])?;
-        let file = File::options().read(true).write(true).create_new(true).open(place.join("log"))?;
-        std::fs::remove_dir_all(&place)?;
+        let directory = temporary_directory::make(&std::env::temp_dir(), "xtask-log-", 0o700, &[me])?;
+        let file = File::options().read(true).write(true).create_new(true).open(directory.join("log"))?;
+        std::fs::remove_dir_all(&directory)?;
         Ok(Log(file))
     }
 }

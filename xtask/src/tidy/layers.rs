@@ -22,7 +22,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
     layer("cofferdam-util", &[], &[]),
-    layer("cofferdam-tree", &["cofferdam-linux"], &[]),
+    layer("cofferdam-tree", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-archive", &["cofferdam-util"], &[]),
     layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-changes", &["cofferdam-contract", "cofferdam-linux", "cofferdam-util"], &[]),

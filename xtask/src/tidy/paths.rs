@@ -15,7 +15,7 @@ const EXEMPT: &[(&str, &str)] = &[
     ("cofferdam-fuzz", "no sandbox of a user"),
     ("cofferdam-linux", "the wrappers themselves, and control groups"),
     ("cofferdam-container/src/disks.rs", "a directory that only root can enter, which is checked"),
-    ("cofferdam-resident/src/place.rs", "the user's runtime directory, whose owner and mode are checked"),
+    ("cofferdam-resident/src/socket_directory.rs", "the user's runtime directory, whose owner and mode are checked"),
     ("cofferdam-egress/src/upstream.rs", "the host's file of names"),
     ("cofferdam-image/src/debian", "the private package cache, and files of apt"),
     ("cofferdam-image/src/layer/tree.rs", "a scratch directory of a private image store"),
@@ -59,7 +59,7 @@ const EXEMPT: &[(&str, &str)] = &[
     ("cofferdam/src/commands/plugins/logs.rs", "the log in the private state directory"),
     ("cofferdam/src/commands/repl.rs", "the user's history"),
     ("cofferdam/src/out_file.rs", "the directory of an output file, opened once"),
-    ("cofferdam/src/registry/machines/archives.rs", "an archive or key, opened once"),
+    ("cofferdam/src/registry/vms/archives.rs", "an archive or key, opened once"),
 ];
 /// Starts of names that belong to the kernel, in any module.
 const KERNEL: &[&str] = &["\"/proc\"", "\"/proc/", "\"/dev/null\""];
@@ -80,7 +80,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("template/image_root.rs", "open(\".\"", "the working directory of the launcher"),
     ("launcher/template.rs", "read_dir(&directory)", "a directory of /etc"),
     ("launcher/template.rs", "rustix::fs::open(path, flags", "a file of /etc, whose links are not followed"),
-    ("registry/stored.rs", "tar.path()", "a temporary file of this process"),
+    ("registry/image_store.rs", "tar.path()", "a temporary file of this process"),
     ("container/src/labels.rs", "fs::read_to_string(\"/", "a file of the system"),
     ("image/src/disk/mod.rs", "File::open(&path)", "a scratch file of the private image store"),
     ("image/src/disk/root.rs", "into", "the scratch directory of the private image store"),

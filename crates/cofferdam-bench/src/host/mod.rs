@@ -5,7 +5,7 @@ pub mod facts;
 pub mod groups;
 pub mod kernel;
 pub mod mounts;
-pub mod together;
+pub mod parallel;
 pub mod tree;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -12,7 +12,7 @@ use cofferdam_process::ProcessBackend;
 
 use crate::host::{facts, kernel};
 use crate::options::LeakOptions;
-use crate::ours;
+use crate::process_backend;
 use crate::results::{self, File};
 use crate::spawn::Workload;
 use reading::Reading;
@@ -37,7 +37,7 @@ pub fn run(options: &LeakOptions, out: &Path) -> Result<()> {
 }
 
 async fn measure(count: u64) -> Result<Report> {
-    let backend = ours::backend().await?;
+    let backend = process_backend::backend().await?;
     create_and_destroy(&backend, WARM_UP).await?;
     settle().await;
     let start = Instant::now();
@@ -56,9 +56,9 @@ async fn measure(count: u64) -> Result<Report> {
 async fn create_and_destroy(backend: &ProcessBackend, count: u64) -> Result<()> {
     for _ in 0..count {
         let sandbox = backend.create(Spec::default()).await?;
-        let completed = sandbox.exec(ours::request(Workload::True.argv())?).await?;
+        let completed = sandbox.exec(process_backend::request(Workload::True.argv())?).await?;
         sandbox.close().await?;
-        ours::check(&completed, Workload::True.output())?;
+        process_backend::check(&completed, Workload::True.output())?;
     }
     Ok(())
 }

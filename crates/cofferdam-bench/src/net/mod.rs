@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::host::facts::{self, Facts};
 use crate::options::NetOptions;
-use crate::ours;
+use crate::process_backend;
 use crate::program::installed;
 use crate::results::{self, File};
 use crate::sample::{Sample, hundredths};
@@ -117,7 +117,7 @@ fn spec(directory: &Path, with_policy: bool) -> Result<Spec> {
 }
 
 async fn measure(options: &NetOptions, directory: &Path) -> Result<Report> {
-    let backend = ours::backend().await?;
+    let backend = process_backend::backend().await?;
     let mut report = Report::default();
     let mut ways: Vec<usize> = vec![DIRECT, SANDBOX];
     for (at, (program, package)) in PEERS.iter().enumerate() {

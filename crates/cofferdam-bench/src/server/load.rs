@@ -13,7 +13,7 @@ use cofferdam_server::rest::views::{RunResult, StartExec, StartRun};
 use tokio::task::JoinSet;
 
 use super::process::Server;
-use crate::ours;
+use crate::process_backend;
 use crate::sample::Sample;
 
 /// The numbers of clients.
@@ -51,8 +51,8 @@ impl Caller {
         match self {
             Self::Client(client) => run(client, &["true"]).await.map(drop),
             Self::Library(backend) => {
-                let (completed, _) = backend.run(Spec::default(), ours::request(&["true"])?).await?;
-                ours::check(&completed, "")
+                let (completed, _) = backend.run(Spec::default(), process_backend::request(&["true"])?).await?;
+                process_backend::check(&completed, "")
             }
         }
     }
@@ -95,7 +95,7 @@ pub async fn measure(server: &Server, requests: usize) -> Result<Vec<Load>> {
 
 /// Returns the backend as the server has it.
 async fn library() -> Result<Arc<PreparedBackend>> {
-    let (backend, pool) = (ours::backend().await?, ServeSettings::default().pool());
+    let (backend, pool) = (process_backend::backend().await?, ServeSettings::default().pool());
     let interpreters = InterpretersConfig::new(Vec::new());
     Ok(Arc::new(PreparedBackend::new(backend, Spec::default(), pool, interpreters)?))
 }

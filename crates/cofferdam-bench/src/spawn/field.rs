@@ -17,7 +17,7 @@ use super::pythons::{WarmPythons, python_with};
 use super::resident::Resident;
 use super::stage::Stage;
 use super::workload::Workload;
-use crate::ours;
+use crate::process_backend;
 use crate::program::{self, Keep};
 
 /// Number of prepared sandboxes of a pool for sequential claims.
@@ -68,7 +68,7 @@ impl Field {
     /// Starts everything that lives longer than one run, and tries every peer once. Cofferdam's contestants must work.
     /// A peer that does not is skipped. `command_line` is the program to measure, if it is not beside this one.
     pub async fn prepare(selected: &[Contestant], command_line: Option<&Path>) -> Result<Self> {
-        let backend = ours::backend().await?;
+        let backend = process_backend::backend().await?;
         let own = std::env::current_exe().context("cannot find this program")?;
         // Cargo puts both programs into the same directory.
         let command_line = command_line.map_or_else(|| own.with_file_name("cofferdam"), Path::to_owned);
@@ -77,8 +77,8 @@ impl Field {
             absent: Vec::new(),
             weaker: Vec::new(),
             live: backend.create(Spec::default()).await?,
-            pools: [ours::pool(&backend, FEW).await?, ours::pool(&backend, BURST).await?],
-            unprepared: ours::unprepared_backend().await?,
+            pools: [process_backend::pool(&backend, FEW).await?, process_backend::pool(&backend, BURST).await?],
+            unprepared: process_backend::unprepared_backend().await?,
             backend,
             command_line,
             resident: None,
@@ -168,8 +168,8 @@ impl Field {
     /// Waits until the background work of a contestant's turn has ended, so that the others do not run beside it.
     pub async fn rest(&self, contestant: Contestant) -> Result<()> {
         match contestant {
-            Contestant::Pool => ours::refilled(&self.pools[0], FEW).await,
-            Contestant::PoolBurst => ours::refilled(&self.pools[1], BURST).await,
+            Contestant::Pool => process_backend::refilled(&self.pools[0], FEW).await,
+            Contestant::PoolBurst => process_backend::refilled(&self.pools[1], BURST).await,
             _ => Ok(()),
         }
     }
@@ -183,7 +183,10 @@ impl Field {
         let phases = match contestant {
             Contestant::Bare => run(workload.argv(), workload).await?,
             Contestant::Exec => {
-                ours::check(&self.live.exec(ours::request(workload.argv())?).await?, workload.output())?;
+                process_backend::check(
+                    &self.live.exec(process_backend::request(workload.argv())?).await?,
+                    workload.output(),
+                )?;
                 None
             }
             Contestant::Pool => pooled(&self.pools[0], workload).await?,
@@ -205,7 +208,7 @@ impl Field {
             }
             Contestant::Warm | Contestant::WarmPandas => {
                 let warm = self.warm.get(&contestant).context("the contestant was not admitted")?;
-                ours::check(&warm.run().await?, workload.output())?;
+                process_backend::check(&warm.run().await?, workload.output())?;
                 None
             }
             Contestant::BarePandas => {
@@ -231,24 +234,24 @@ impl Field {
         let start = Instant::now();
         let sandbox = self.backend.create(Spec::default()).await?;
         let created = Instant::now();
-        let completed = sandbox.exec(ours::request(workload.argv())?).await?;
+        let completed = sandbox.exec(process_backend::request(workload.argv())?).await?;
         let ended = Instant::now();
         sandbox.close().await?;
         let closed = Instant::now();
-        ours::check(&completed, workload.output())?;
+        process_backend::check(&completed, workload.output())?;
         Ok(Phases { create: created - start, exec: ended - created, close: closed - ended })
     }
 }
 
 async fn one_call(backend: &ProcessBackend, workload: Workload) -> Result<Option<Phases>> {
-    let (completed, _) = backend.run(Spec::default(), ours::request(workload.argv())?).await?;
-    ours::check(&completed, workload.output())?;
+    let (completed, _) = backend.run(Spec::default(), process_backend::request(workload.argv())?).await?;
+    process_backend::check(&completed, workload.output())?;
     Ok(None)
 }
 
 async fn pooled(pool: &Pool, workload: Workload) -> Result<Option<Phases>> {
-    let (completed, _) = pool.run(Spec::default(), ours::request(workload.argv())?).await?;
-    ours::check(&completed, workload.output())?;
+    let (completed, _) = pool.run(Spec::default(), process_backend::request(workload.argv())?).await?;
+    process_backend::check(&completed, workload.output())?;
     Ok(None)
 }
 

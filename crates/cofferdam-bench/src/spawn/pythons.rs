@@ -88,19 +88,19 @@ pub fn python_with(module: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ours;
+    use crate::process_backend;
 
     #[tokio::test]
     async fn each_warm_python_runs_once() {
         let python = python_with("json").expect("Python has this module");
         assert_eq!(python_with("no_such_module_at_all"), None);
-        let backend = ours::backend().await.unwrap();
+        let backend = process_backend::backend().await.unwrap();
         let code = "import sys; print(int('json' in sys.modules))";
         let pythons = WarmPythons::new(&backend, &[python.to_str().unwrap(), "-u"], &["json"], code);
         assert!(pythons.run().await.is_err());
         pythons.refill().await.unwrap();
         for _ in 0..FEW {
-            ours::check(&pythons.run().await.unwrap(), "1\n").unwrap();
+            process_backend::check(&pythons.run().await.unwrap(), "1\n").unwrap();
         }
         assert!(pythons.run().await.is_err());
         pythons.refill().await.unwrap();

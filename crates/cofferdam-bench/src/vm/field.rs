@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cofferdam::registry::VmSettings;
-use cofferdam::registry::machines::Images as Known;
+use cofferdam::registry::vms::Images as Known;
 use cofferdam_archive::{WriteOptions, Writer};
 use cofferdam_contract::{Backend, ByteSize, Limits, Sandbox, Snapshot, Spec};
 use cofferdam_image::{Cache, Images, Recipe, RootSource, Source};
@@ -20,7 +20,7 @@ use super::docker::Docker;
 use super::figure::Figure;
 use super::plain::{self, Plain};
 use crate::options::VmOptions;
-use crate::ours;
+use crate::process_backend;
 
 /// The program that runs.
 const PROGRAM: &str = "true";
@@ -259,7 +259,7 @@ async fn first_exec(
 
 /// Runs a program in the sandbox.
 pub async fn answered(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
-    let done = sandbox.exec(ours::request(&[PROGRAM])?).await?;
+    let done = sandbox.exec(process_backend::request(&[PROGRAM])?).await?;
     ensure!(done.exit.success(), "{PROGRAM} failed in a VM: {:?}", done.exit);
     Ok(())
 }

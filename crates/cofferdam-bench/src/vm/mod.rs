@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::census::{self, Census};
-use crate::host::{facts, together};
+use crate::host::{facts, parallel};
 use crate::options::VmOptions;
 use crate::program;
 use crate::results::{self, File};
@@ -70,7 +70,7 @@ async fn measure(options: &VmOptions) -> Result<Report> {
 }
 
 async fn measured(field: &Field, effort: Effort) -> Result<Report> {
-    let together = tokio::task::spawn_blocking(together::two_at_once).await?;
+    let together = tokio::task::spawn_blocking(parallel::two_at_once).await?;
     let (results, absent) = rounds::measure(field, effort.rounds, effort.share).await?;
     let clones = clones::measure(field, effort.clones).await?;
     let snapshot = field.snapshot_size()?;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::cache::Interpreters;
 use super::contestant::Contestant;
 use super::guest::{Guest, Source};
-use crate::ours;
+use crate::process_backend;
 use crate::program::{self, Keep};
 
 /// Number of runs of a batch that are not counted, because they find their memory in no cache.
@@ -142,7 +142,7 @@ impl Field {
                     let start = Instant::now();
                     let (completed, _) = self.backend.run(Spec::default(), self.request.clone()).await?;
                     times.push(start.elapsed());
-                    ours::check(&completed, self.guest.output())?;
+                    process_backend::check(&completed, self.guest.output())?;
                 }
             }
             Contestant::Cold => times.push(self.cold().await?),
@@ -166,7 +166,7 @@ impl Field {
         let start = Instant::now();
         let completed = runner.run(call)?;
         let time = start.elapsed();
-        ours::check(&completed, self.guest.output())?;
+        process_backend::check(&completed, self.guest.output())?;
         Ok((time, completed))
     }
 
@@ -186,7 +186,7 @@ impl Field {
         let loaded = self.load(&backend).await?;
         let completed = loaded.on_runner(|runner| runner.run(&self.guest.call()))??;
         let time = start.elapsed();
-        ours::check(&completed, self.guest.output())?;
+        process_backend::check(&completed, self.guest.output())?;
         Ok(time)
     }
 }

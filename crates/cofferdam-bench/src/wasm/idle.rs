@@ -10,7 +10,7 @@ use cofferdam_wasm::{Language, Session, SessionKind, WasmBackend};
 use super::cache::Interpreters;
 use crate::host::kernel;
 use crate::host::tree::{self, Memory};
-use crate::ours;
+use crate::process_backend;
 
 /// A library whose function writes to its one page.
 const LIBRARY: &str = r#"(module (memory (export "memory") 1)
@@ -130,7 +130,7 @@ impl<'a> Opener<'a> {
             Kind::Module => session.call("touch", Bytes::new()).await?,
             Kind::JavaScript | Kind::Python => session.execute("x = 1").await?,
         };
-        ours::check(&completed, "")?;
+        process_backend::check(&completed, "")?;
         Ok(session)
     }
 

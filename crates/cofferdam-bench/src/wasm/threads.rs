@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 use cofferdam_wasm::{Loaded, Runner};
 
 use super::guest::Guest;
-use crate::ours;
+use crate::process_backend;
 
 /// Numbers of threads.
 pub const THREADS: [usize; 2] = [1, 2];
@@ -79,7 +79,7 @@ fn block(guest: Guest, loaded: &Loaded, threads: usize, runs: usize) -> Result<D
 }
 
 fn run(guest: Guest, runner: &Runner<'_>) -> Result<()> {
-    ours::check(&runner.run(&guest.call())?, guest.output())
+    process_backend::check(&runner.run(&guest.call())?, guest.output())
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use rustix::fs::{AtFlags, Mode, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use super::Application;
+use super::atomic_replace::{exchange, put_back};
 use super::leftovers::random_name;
-use super::place::{exchange, put_back};
 use crate::change::Change;
 use crate::conflict::Cause;
 use crate::error::{Result, io};

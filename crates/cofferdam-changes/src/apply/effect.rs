@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::FileType;
 
-use super::place;
+use super::atomic_replace;
 use crate::change::{Change, Node};
 use crate::error::{Result, io};
 use crate::read::ChangeSet;
@@ -51,7 +51,9 @@ pub(crate) fn effect_of(set: &ChangeSet, directory: BorrowedFd<'_>, change: &Cha
             let is_equal = change.base.is_none() || (now.st_mode ^ mode) & 0o777 == 0;
             if is_equal { Effect::None } else { Effect::SetMode }
         }
-        Some(node) if place::is_same(set, node, spot, now).map_err(io("compare", &change.path))? => Effect::None,
+        Some(node) if atomic_replace::is_same(set, node, spot, now).map_err(io("compare", &change.path))? => {
+            Effect::None
+        }
         Some(_) => Effect::Replace,
     })
 }

@@ -27,9 +27,7 @@ const MAX_SEARCHED: usize = 100_000;
 
 /// Returns a new temporary name.
 pub(super) fn random_name() -> io::Result<OsString> {
-    let mut bytes = [0; RANDOM];
-    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(format!("{TEMPORARY}{}", cofferdam_util::hex::encode(bytes)).into())
+    Ok(format!("{TEMPORARY}{}", cofferdam_util::hex::random(RANDOM)?).into())
 }
 
 /// Returns true if a name has the form of a temporary one.

@@ -10,11 +10,11 @@
 //! A killed process leaves each path as it was or as it should be, and a second application completes the first. What
 //! the first left under temporary names is removed by the next application that writes to the same directory.
 
+mod atomic_replace;
 mod directory;
 mod effect;
 mod leftovers;
 mod lock;
-mod place;
 mod refuse;
 mod remove;
 
@@ -36,10 +36,10 @@ use crate::read::ChangeSet;
 use crate::tree::{self, Spot};
 use crate::{resolve, text};
 
+pub use atomic_replace::NEW_SUFFIX;
+pub(crate) use atomic_replace::Temporary;
 pub(crate) use effect::effect_of;
 pub use effect::{Effect, effect};
-pub use place::NEW_SUFFIX;
-pub(crate) use place::Temporary;
 pub(crate) use refuse::guard;
 pub use refuse::{Refusal, Refused};
 
@@ -334,7 +334,7 @@ impl Application<'_> {
     /// Keeps both versions, unless they are equal.
     fn resolve_conflict(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>, cause: Cause) -> Result<Outcome> {
         if let (Some(node), Some(now)) = (&change.node, now)
-            && place::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
+            && atomic_replace::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
         {
             return Ok(self.already(change));
         }
@@ -354,7 +354,7 @@ impl Application<'_> {
         let Some(node) = &change.node else { return Ok(Outcome::Conflict(cause, None)) };
         let now = spot.stat().map_err(io("inspect", &change.path))?;
         if let Some(now) = &now
-            && place::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
+            && atomic_replace::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
         {
             return Ok(self.already(change));
         }

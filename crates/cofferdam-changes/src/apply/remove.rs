@@ -10,8 +10,8 @@ use std::path::Path;
 use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 
+use super::atomic_replace::{Temporary, exchange, put_back};
 use super::leftovers::random_name;
-use super::place::{Temporary, exchange, put_back};
 use super::{Application, lock};
 use crate::change::Change;
 use crate::conflict::Cause;

@@ -11,7 +11,7 @@ use cofferdam_contract::{ByteSize, Error, Result, Spec};
 use super::{CodeSession, check};
 use crate::audit::Entry;
 use crate::result::random_id;
-use crate::{BackendProfile, CodeRequest, CodeResult, Ends, Executor, OnOutput, Screened};
+use crate::{BackendProfile, CodeRequest, CodeResult, Executor, HeadTail, OnOutput, Screened};
 
 /// A call of a session that is ready to start. If it is dropped, its audit record ends as cancelled.
 pub(super) struct Admitted {
@@ -42,12 +42,12 @@ impl Admitted {
 }
 
 impl Executor {
-    /// Runs the first call of a session, like [`CodeSession::call_ends`]. `open` opens the session, in a sandbox with
+    /// Runs the first call of a session, like [`CodeSession::call_head_tail`]. `open` opens the session, in a sandbox with
     /// this spec. It is polled only if the code may run, so that no interpreter starts for refused code.
     ///
     /// # Errors
     /// - Those of `open`.
-    /// - Those of [`CodeSession::call_ends`].
+    /// - Those of [`CodeSession::call_head_tail`].
     pub async fn call_first(
         &self,
         place: &BackendProfile,
@@ -56,7 +56,7 @@ impl Executor {
         open: impl Future<Output = Result<Arc<CodeSession>>>,
         keep: usize,
         on_output: OnOutput<'_>,
-    ) -> Result<(CodeResult, [Ends; 2])> {
+    ) -> Result<(CodeResult, [HeadTail; 2])> {
         check(&request)?;
         let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
         let admitted = self.admit(place, spec, request, version.as_deref()).await?;

@@ -28,9 +28,9 @@ use parking_lot::Mutex;
 use tokio::sync::{MutexGuard as Guard, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::ends::Ends;
 use crate::executor::{self, Channel, OnOutput};
-use crate::line::EndsCollector;
+use crate::head_tail::HeadTail;
+use crate::line::HeadTailCollector;
 use crate::result::random_id;
 use crate::{BackendProfile, CodeRequest, CodeResult, Executor, Results, SessionState, Want, files, rich, runtime};
 
@@ -113,6 +113,10 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        if self.guard.as_ref().is_some_and(|guard| guard.is_none()) {
+            // Dropped within a call: `gone` has the reason.
+            self.session.state.lock().closed = true;
+        }
         drop(self.guard.take());
         self.session.clear();
     }
@@ -273,30 +277,30 @@ impl CodeSession {
 
     /// Runs code like [`Self::call_live`], and keeps `keep` bytes of the beginning and of the end of standard output
     /// and standard error, whatever their length.
-    pub async fn call_ends(
+    pub async fn call_head_tail(
         &self,
         mut request: CodeRequest,
         keep: usize,
         on_output: OnOutput<'_>,
-    ) -> Result<(CodeResult, [Ends; 2])> {
+    ) -> Result<(CodeResult, [HeadTail; 2])> {
         check(&request)?;
         let turn = self.turn()?;
         request.language.clone_from(&self.language);
         let (place, version) = (&self.place, self.version.as_deref());
         let admitted = self.executor.admit(place, self.sandbox.spec(), request, version).await?;
-        self.run_ends(turn, admitted, keep, on_output).await
+        self.run_head_tail(turn, admitted, keep, on_output).await
     }
 
-    /// Runs code like [`Self::call_ends`], for a call that was admitted before the session was opened.
+    /// Runs code like [`Self::call_head_tail`], for a call that was admitted before the session was opened.
     async fn call_admitted(
         &self,
         admitted: Admitted,
         keep: usize,
         on_output: OnOutput<'_>,
-    ) -> Result<(CodeResult, [Ends; 2])> {
+    ) -> Result<(CodeResult, [HeadTail; 2])> {
         match self.turn() {
             Ok(turn) if admitted.request.language == self.language => {
-                self.run_ends(turn, admitted, keep, on_output).await
+                self.run_head_tail(turn, admitted, keep, on_output).await
             }
             Ok(_) => Err(admitted.not_started(Error::invalid("execute", "the session is in another language")).await),
             Err(error) => Err(admitted.not_started(error).await),
@@ -333,21 +337,21 @@ impl CodeSession {
         Ok(Turn { session: self, guard: Some(guard) })
     }
 
-    async fn run_ends(
+    async fn run_head_tail(
         &self,
         turn: Turn<'_>,
         admitted: Admitted,
         keep: usize,
         on_output: OnOutput<'_>,
-    ) -> Result<(CodeResult, [Ends; 2])> {
-        let collector = EndsCollector::new(keep);
+    ) -> Result<(CodeResult, [HeadTail; 2])> {
+        let collector = HeadTailCollector::new(keep);
         let shown = within(on_output);
         let on_session = |event: &OutputEvent, kept: usize| {
             shown(event, kept);
             collector.take(event);
         };
         let result = self.run(turn, admitted, &on_session).await?;
-        Ok((result, collector.ends()))
+        Ok((result, collector.head_tail()))
     }
 
     async fn run(&self, mut turn: Turn<'_>, admitted: Admitted, on_output: OnSession<'_>) -> Result<CodeResult> {

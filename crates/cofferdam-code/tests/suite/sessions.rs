@@ -134,6 +134,7 @@ async fn a_call_that_is_dropped_ends_its_session() {
     let session = open.session("python").await;
     let endless = session.call(CodeRequest::new("", "while True: pass"));
     assert!(tokio::time::timeout(Duration::from_millis(500), endless).await.is_err());
+    assert_eq!(session.lost().as_deref(), Some("a call was cancelled"));
     let error = session.call(CodeRequest::new("", "1")).await.expect_err("gone");
     assert!(error.message().contains("a call was cancelled"), "{error}");
     for _ in 0..100 {

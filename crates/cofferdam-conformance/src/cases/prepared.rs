@@ -10,7 +10,7 @@ use crate::GuestProgram as P;
 use crate::case::{
     Context, Outcome, Stop, Verdict, check, check_eq, expect_error, path, read_small, text, write_small,
 };
-use crate::twins::{Trial, compare};
+use crate::equivalence::{Trial, compare};
 
 /// Number of random specs that are claimed. Each costs two sandboxes.
 const TRIALS: u64 = 8;

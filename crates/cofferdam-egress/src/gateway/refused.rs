@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{Gateway, RETRY_INTERVAL, Shared, until};
+use crate::connection_attempts::ConnectionAttempts;
 use crate::pace::Pace;
 use crate::rules::Refusal;
-use crate::unserved::Requests;
 
 impl Gateway {
     /// Reports a connection that the sandbox's kernel refuses. The caller bounds the rate.
@@ -21,23 +21,23 @@ impl Gateway {
     }
 
     /// Reports connections to other ports than `served`, which a raw socket in the sandbox's network shows.
-    pub fn with_requests(mut self, socket: OwnedFd, served: &[u16]) -> io::Result<Self> {
+    pub fn with_connection_attempts(mut self, socket: OwnedFd, served: &[u16]) -> io::Result<Self> {
         let served = served.iter().map(|port| SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, *port)).collect();
         let closed = self.closing.subscribe();
-        self.shared.watch_requests(Requests::new(socket, served)?, closed, self.tasks.get_mut());
+        self.shared.watch_connection_attempts(ConnectionAttempts::new(socket, served)?, closed, self.tasks.get_mut());
         Ok(self)
     }
 }
 
 impl Shared {
     /// Reports connections that the kernel refuses, until the gateway closes.
-    pub(super) fn watch_requests(
+    pub(super) fn watch_connection_attempts(
         self: &Arc<Self>,
-        requests: Requests,
+        attempts: ConnectionAttempts,
         closed: watch::Receiver<bool>,
         tasks: &mut JoinSet<()>,
     ) {
-        self.requests.get_or_init(|| requests);
+        self.connection_attempts.get_or_init(|| attempts);
         tasks.spawn(until(closed, refuse_unserved(Arc::clone(self))));
     }
 
@@ -57,16 +57,16 @@ impl Shared {
 
     /// Reports what the kernel has refused so far.
     pub(super) fn refuse_arrived(&self) {
-        let arrived = self.requests.get().map(Requests::arrived).unwrap_or_default();
+        let arrived = self.connection_attempts.get().map(ConnectionAttempts::arrived).unwrap_or_default();
         arrived.into_iter().for_each(|to| self.refuse_unserved(to));
     }
 }
 
 /// Reports connections that the kernel refuses, because the gateway does not serve their ports.
 async fn refuse_unserved(shared: Arc<Shared>) {
-    let (Some(requests), mut pace) = (shared.requests.get(), Pace::of_connections()) else { return };
+    let (Some(attempts), mut pace) = (shared.connection_attempts.get(), Pace::of_connections()) else { return };
     loop {
-        match requests.next().await {
+        match attempts.next().await {
             Ok(to) => shared.refuse_unserved(to),
             Err(_) => sleep(RETRY_INTERVAL).await,
         }

@@ -1,18 +1,18 @@
 //! Prepared interpreters, several of each kind, each in a sandbox of its own.
 //!
 //! ```text
-//! refiller --creates one at a time--> idle --take(spec, request)--> Taken --start--> handle, sandbox
+//! refiller --creates one at a time--> idle --take(spec, request)--> ClaimedInterpreter --start--> handle, sandbox
 //!                                       '--too old, dead, shut down--> closed
 //! ```
 //!
 //! The modules `fits` (compatibility of a request) and `slots` (time of the next refill) are pure. If no interpreter is
 //! compatible, the result is `None` and the caller performs a cold start. An interpreter serves one request only.
 
+mod claimed;
+pub(crate) mod compatibility;
 mod config;
-pub(crate) mod fits;
 mod refiller;
 mod slots;
-mod taken;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +26,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+pub use claimed::ClaimedInterpreter;
 pub use config::{InterpreterTimes, InterpretersConfig, PreparedInterpreter};
-pub use taken::Taken;
 
 use slots::Slots;
 
@@ -112,7 +112,7 @@ impl Interpreters {
         let runtime = Handle::try_current().map_err(|missing| {
             Error::invalid("configure", "prepared interpreters need a tokio runtime").with_source(missing)
         })?;
-        let inside = fits::sandbox_spec(&template)?;
+        let inside = compatibility::sandbox_spec(&template)?;
         let times = config.times;
         let kinds = config.prepared.into_iter().map(|prepared| Kind {
             interpreter: prepared.interpreter,
@@ -135,11 +135,11 @@ impl Interpreters {
 
     /// Takes an interpreter that runs `request` under `spec` with the same result as a cold start. Returns `None` if no
     /// interpreter is idle or compatible.
-    pub fn take(&self, spec: &Spec, request: &ExecRequest) -> Option<Taken> {
-        if !fits::is_compatible(&self.shared.template, spec) || spec.validate().is_err() {
+    pub fn take(&self, spec: &Spec, request: &ExecRequest) -> Option<ClaimedInterpreter> {
+        if !compatibility::is_compatible(&self.shared.template, spec) || spec.validate().is_err() {
             return None;
         }
-        let request = fits::with_time(spec, request).ok()?;
+        let request = compatibility::with_time(spec, request).ok()?;
         let ends = std::time::Instant::now() + request.timeout()?;
         let interpreter = {
             let mut kinds = self.shared.lock();
@@ -149,7 +149,7 @@ impl Interpreters {
             taken
         };
         self.shared.changed.notify_one();
-        Some(Taken { interpreter: interpreter?, spec: spec.clone(), request })
+        Some(ClaimedInterpreter { interpreter: interpreter?, spec: spec.clone(), request })
     }
 
     /// Returns the current state and counters of each kind.

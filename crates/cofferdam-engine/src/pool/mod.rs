@@ -11,9 +11,9 @@
 //! its lease. The backend is responsible for the isolation boundary, and for claims that are as strong as creates.
 
 pub(crate) mod backoff;
+mod create;
 mod lease;
 mod ledger;
-mod make;
 mod queue;
 mod refiller;
 mod shared;
@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 pub use lease::Lease;
 
 use crate::{PoolConfig, PoolMetrics, error};
-use make::Make;
+use create::Operation;
 use shared::Shared;
 
 /// A pool of sandboxes of one backend, some of them prepared for requests like its template.
@@ -72,12 +72,12 @@ impl Pool {
     /// - `Closed` after the pool is shut down.
     /// - The errors of [`Backend::create`].
     pub async fn claim(&self, spec: Spec) -> Result<Lease> {
-        self.shared.obtain(spec, Make::Claim).await
+        self.shared.obtain(spec, Operation::Claim).await
     }
 
     /// Restores a snapshot in a slot of the pool.
     pub(crate) async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Lease> {
-        self.shared.obtain(spec, Make::Restore(snapshot)).await
+        self.shared.obtain(spec, Operation::Restore(snapshot)).await
     }
 
     /// Runs one command in a sandbox of its own.
@@ -161,6 +161,6 @@ impl Origin {
     /// Forks a sandbox into a slot of the pool.
     pub(crate) async fn fork(&self, sandbox: Arc<dyn Sandbox>) -> Result<Lease> {
         let spec = sandbox.spec().clone();
-        self.0.obtain(spec, Make::Fork(sandbox)).await
+        self.0.obtain(spec, Operation::Fork(sandbox)).await
     }
 }

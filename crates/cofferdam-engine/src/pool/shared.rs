@@ -15,9 +15,9 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::create::{Grant, Operation, create};
 use super::lease::Lease;
 use super::ledger::{Ledger, Next, SlotState};
-use super::make::{Grant, Make, make};
 use super::queue::{Full, Ticket};
 use crate::{ClaimKind, PoolConfig, PoolMetrics, error};
 
@@ -25,14 +25,14 @@ use crate::{ClaimKind, PoolConfig, PoolMetrics, error};
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) spec: Spec,
-    pub(super) make: Make,
+    pub(super) operation: Operation,
     pub(super) since: Instant,
     pub(super) reply: oneshot::Sender<Result<Lease>>,
 }
 
 impl Waiter {
     fn is_compatible(&self, warm: &dyn PreparedSandbox) -> bool {
-        matches!(self.make, Make::Claim) && warm.is_compatible(&self.spec)
+        matches!(self.operation, Operation::Claim) && warm.is_compatible(&self.spec)
     }
 }
 
@@ -104,12 +104,12 @@ impl Shared {
     }
 
     /// Waits for a slot and for the creation, and returns the lease.
-    pub(super) async fn obtain(self: &Arc<Self>, spec: Spec, make: Make) -> Result<Lease> {
+    pub(super) async fn obtain(self: &Arc<Self>, spec: Spec, operation: Operation) -> Result<Lease> {
         spec.validate()?;
-        let operation = make.operation();
+        let name = operation.name();
         let (reply, answer) = oneshot::channel();
         let tenant = spec.tenant().clone();
-        let waiter = Waiter { spec, make, since: Instant::now(), reply };
+        let waiter = Waiter { spec, operation, since: Instant::now(), reply };
         let mut waiting = QueueEntry { ticket: Some(self.enter(&tenant, waiter)?), shared: self };
         self.pump();
         match timeout(self.config.claim_timeout, answer).await {
@@ -117,12 +117,12 @@ impl Shared {
                 waiting.ticket = None;
                 lease
             }
-            Ok(Err(_)) => Err(error::task_lost(operation)),
+            Ok(Err(_)) => Err(error::task_lost(name)),
             Err(_) => {
                 self.lock().tally.timed_out += 1;
                 match waiting.give_up() {
                     true => Err(error::claim_timed_out(self.config.claim_timeout, self.config.max)),
-                    false => Err(error::create_timed_out(operation, self.config.claim_timeout)),
+                    false => Err(error::create_timed_out(name, self.config.claim_timeout)),
                 }
             }
         }
@@ -149,7 +149,7 @@ impl Shared {
                 let next = state.ledger.next(|waiter, warm| waiter.is_compatible(&**warm));
                 match &next {
                     Some(Next::Evict(_)) => state.tally.evicted += 1,
-                    Some(Next::Cold(waiter, ClaimKind::ColdEmpty)) if matches!(waiter.make, Make::Claim) => {
+                    Some(Next::Cold(waiter, ClaimKind::ColdEmpty)) if matches!(waiter.operation, Operation::Claim) => {
                         state.ledger.found_empty();
                     }
                     _ => {}
@@ -171,7 +171,7 @@ impl Shared {
     fn begin(self: &Arc<Self>, waiter: Waiter, grant: Grant) {
         let slot = Slot::new(self, SlotState::Making);
         self.lock().tally.wait_time.add(waiter.since.elapsed());
-        self.spawn(make(slot, waiter, grant));
+        self.spawn(create(slot, waiter, grant));
     }
 
     /// Closes unclaimed sandboxes in the background.

@@ -370,7 +370,7 @@ pub enum Answer<'a> {
     /// A directory is watched, under this number.
     Marked { wd: i32 },
     /// A program has requested a connection to this address and port, on which the agent may not listen. Only agents
-    /// that see such requests send it.
+    /// that see connection attempts send it.
     Requested { address: [u8; 4], port: u16 },
 }
 

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod corpus;
-mod fresh;
 mod life;
 mod measure;
+mod random_state;
 mod support;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cofferdam_code::{CodeRequest, CodeResult, Contents, Ends, RichKind, RichResult, Screened};
+use cofferdam_code::{CodeRequest, CodeResult, Contents, HeadTail, RichKind, RichResult, Screened};
 use cofferdam_contract::{ByteSize, Chunk, Result, SandboxPath};
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::Value;
@@ -33,9 +33,9 @@ impl Caller<'_> {
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let place = &self.server.place;
-        let (result, ends) =
-            self.server.executor.execute_ends(place, &**found.sandbox, request, max_output, &on_output).await?;
-        answer(result, ends, max_output, None, found.place.clone())
+        let (result, outputs) =
+            self.server.executor.execute_head_tail(place, &**found.sandbox, request, max_output, &on_output).await?;
+        answer(result, outputs, max_output, None, found.place.clone())
     }
 
     /// Runs code in the sandbox's live interpreter of this name. Starts the interpreter if there is none.
@@ -49,10 +49,11 @@ impl Caller<'_> {
         let found = self.find_lasting(sandbox).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let server = self.server;
-        let (result, ends) = match found.sandbox.interpreters().enter(&name, &request.language)? {
-            Entered::Live(session) => {
-                session.call_ends(request, max_output, &on_output).await.map_err(|error| name.gone(&session, error))?
-            }
+        let (result, outputs) = match found.sandbox.interpreters().enter(&name, &request.language)? {
+            Entered::Live(session) => session
+                .call_head_tail(request, max_output, &on_output)
+                .await
+                .map_err(|error| name.gone(&session, error))?,
             Entered::New(opening) => {
                 let (place, spec, language) = (&server.place, found.sandbox.spec(), request.language.clone());
                 let max_open = server.config.code.sessions.max_open;
@@ -70,7 +71,7 @@ impl Caller<'_> {
                 })?
             }
         };
-        answer(result, ends, max_output, Some(&name), found.place.clone())
+        answer(result, outputs, max_output, Some(&name), found.place.clone())
     }
 }
 
@@ -88,12 +89,12 @@ fn request(arguments: &RunCode) -> Result<CodeRequest> {
 
 fn answer(
     result: CodeResult,
-    ends: [Ends; 2],
+    outputs: [HeadTail; 2],
     max_output: usize,
     session: Option<&Name>,
     place: UsedSandbox,
 ) -> Result<CallToolResult> {
-    let (stdout, stderr, end) = text::ends(ends, max_output, End::from(&result));
+    let (stdout, stderr, end) = text::outputs(outputs, max_output, End::from(&result));
     let mut text = text::of(&stdout, &stderr, &end);
     let mut images = Vec::new();
     for rich in &result.results {

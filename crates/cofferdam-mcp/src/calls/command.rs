@@ -36,7 +36,7 @@ impl Caller<'_> {
             line => line?,
         };
         sandbox.set_working_dir(line.directory.unwrap_or(request.working_dir));
-        let (stdout, stderr, end) = text::ends([line.stdout, line.stderr], max_output, End::from(&line.result));
+        let (stdout, stderr, end) = text::outputs([line.stdout, line.stderr], max_output, End::from(&line.result));
         let result = CommandResult {
             stdout,
             stderr,

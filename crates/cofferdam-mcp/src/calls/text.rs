@@ -1,6 +1,6 @@
 //! Text for models about a run: the output, with the middle of long output left out, then remarks about its end.
 
-use cofferdam_code::{Bounds, CodeRequest, Ends};
+use cofferdam_code::{Bounds, CodeRequest, HeadTail};
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
 
 use crate::results::End;
@@ -22,8 +22,8 @@ pub fn max_output(request: &CodeRequest, bounds: &Bounds) -> Result<usize> {
 }
 
 /// Returns both streams as text, with the middle of long ones left out, and the end with `truncated` set accordingly.
-pub fn ends(ends: [Ends; 2], max_output: usize, end: End) -> (String, String, End) {
-    let [(stdout, of_stdout), (stderr, of_stderr)] = ends.map(|ends| ends.text(max_output));
+pub fn outputs(outputs: [HeadTail; 2], max_output: usize, end: End) -> (String, String, End) {
+    let [(stdout, of_stdout), (stderr, of_stderr)] = outputs.map(|output| output.text(max_output));
     (stdout, stderr, End { truncated: of_stdout || of_stderr, ..end })
 }
 

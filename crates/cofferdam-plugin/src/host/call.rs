@@ -68,7 +68,7 @@ impl Call {
 }
 
 /// A call with everything that it needs.
-struct Order {
+struct CallRequest {
     plugin: String,
     method: String,
     input: Value,
@@ -94,7 +94,7 @@ impl Inner {
             (None, None)
         };
         let (mut reply, result) = oneshot::channel();
-        let order = Order {
+        let call_request = CallRequest {
             plugin: plugin.to_owned(),
             method: method.to_owned(),
             input,
@@ -105,7 +105,7 @@ impl Inner {
         };
         let host = Arc::clone(self);
         tokio::spawn(async move {
-            let outcome = host.drive(order, &mut reply).await;
+            let outcome = host.drive(call_request, &mut reply).await;
             let _ = reply.send(outcome);
         });
         Call { items: receiver, result, id }
@@ -113,39 +113,42 @@ impl Inner {
 
     async fn drive(
         &self,
-        mut order: Order,
+        mut call_request: CallRequest,
         reply: &mut oneshot::Sender<Result<Value, CallError>>,
     ) -> Result<Value, CallError> {
         let begun = Instant::now();
-        let loaded = self.find(&order.plugin)?;
-        loaded.check_input(&order.method, &order.input)?;
-        let limit = loaded.timeout(&order.method);
-        order.own_deadline = begun + limit;
-        let limit = order.options.timeout.map_or(limit, |own| own.min(limit));
-        order.deadline = begun + limit;
-        let correlation = order.options.context.request_id.clone();
-        loaded.log.write(Severity::Debug, "call.started", Some(&correlation), json!({"method": order.method}));
+        let loaded = self.find(&call_request.plugin)?;
+        loaded.check_input(&call_request.method, &call_request.input)?;
+        let limit = loaded.timeout(&call_request.method);
+        call_request.own_deadline = begun + limit;
+        let limit = call_request.options.timeout.map_or(limit, |own| own.min(limit));
+        call_request.deadline = begun + limit;
+        let correlation = call_request.options.context.request_id.clone();
+        loaded.log.write(Severity::Debug, "call.started", Some(&correlation), json!({"method": call_request.method}));
         let span = self.config.traces.as_ref().map(|sink| {
-            let span = Span::call(order.options.context.traceparent.as_deref());
-            order.options.context.traceparent = Some(span.traceparent());
+            let span = Span::call(call_request.options.context.traceparent.as_deref());
+            call_request.options.context.traceparent = Some(span.traceparent());
             (sink, span)
         });
-        let outcome = self.attempts(&loaded, &mut order, limit, reply).await;
-        let outcome = outcome.and_then(|output| loaded.check_output(&order.method, &output).map(|()| output));
+        let outcome = self.attempts(&loaded, &mut call_request, limit, reply).await;
+        let outcome = outcome.and_then(|output| loaded.check_output(&call_request.method, &output).map(|()| output));
         let tracked = loaded.calls.take_tracked(Some(&correlation));
         Arc::clone(&loaded.files).remove(tracked).await;
         let error = outcome.as_ref().err();
         if let Some((sink, span)) = span {
-            let attributes =
-                [("plugin", &*order.plugin), ("rpc.method", &order.method), ("correlation_id", &correlation)];
-            span.end(sink, &format!("plugin.call {}.{}", order.plugin, order.method), &attributes, error);
+            let attributes = [
+                ("plugin", &*call_request.plugin),
+                ("rpc.method", &call_request.method),
+                ("correlation_id", &correlation),
+            ];
+            span.end(sink, &format!("plugin.call {}.{}", call_request.plugin, call_request.method), &attributes, error);
         }
-        self.metrics.call(&order.plugin, &order.method, error.map(|error| error.kind), begun.elapsed());
+        self.metrics.call(&call_request.plugin, &call_request.method, error.map(|error| error.kind), begun.elapsed());
         let fields = json!({
-            "method": order.method,
+            "method": call_request.method,
             "seconds": begun.elapsed().as_secs_f64(),
             "error": error.map(CallError::to_json),
-            "traceparent": order.options.context.traceparent,
+            "traceparent": call_request.options.context.traceparent,
         });
         let severity = if error.is_some() { Severity::Warn } else { Severity::Info };
         loaded.log.write(severity, "call.ended", Some(&correlation), fields);
@@ -155,29 +158,29 @@ impl Inner {
     async fn attempts(
         &self,
         loaded: &Loaded,
-        order: &mut Order,
+        call_request: &mut CallRequest,
         limit: Duration,
         reply: &mut oneshot::Sender<Result<Value, CallError>>,
     ) -> Result<Value, CallError> {
-        let is_idempotent = loaded.manifest.methods.get(&order.method).is_some_and(|method| method.idempotent);
+        let is_idempotent = loaded.manifest.methods.get(&call_request.method).is_some_and(|method| method.idempotent);
         let mut attempt = 0;
         loop {
             let running = tokio::select! {
-                ready = loaded.supervisor().ready(order.deadline) => ready?,
+                ready = loaded.supervisor().ready(call_request.deadline) => ready?,
                 () = reply.closed() => return Err(cancelled()),
             };
             let mut delivered = false;
-            let ended = match one_attempt(loaded, running, order, limit, reply, &mut delivered).await {
+            let ended = match one_attempt(loaded, running, call_request, limit, reply, &mut delivered).await {
                 Ok(outcome) => return outcome,
                 Err(ended) => ended,
             };
-            let again = is_idempotent && !delivered && attempt < MAX_RETRIES && Instant::now() < order.deadline;
+            let again = is_idempotent && !delivered && attempt < MAX_RETRIES && Instant::now() < call_request.deadline;
             if !again {
                 return Err(ended.to_error());
             }
             attempt += 1;
-            let fields = json!({"method": order.method, "attempt": attempt, "reason": ended.reason});
-            let correlation = &order.options.context.request_id;
+            let fields = json!({"method": call_request.method, "attempt": attempt, "reason": ended.reason});
+            let correlation = &call_request.options.context.request_id;
             loaded.log.write(Severity::Warn, "call.retried", Some(correlation), fields);
         }
     }
@@ -197,25 +200,25 @@ struct Interruption {
 async fn one_attempt(
     loaded: &Loaded,
     running: Running,
-    order: &mut Order,
+    call_request: &mut CallRequest,
     limit: Duration,
     reply: &mut oneshot::Sender<Result<Value, CallError>>,
     delivered: &mut bool,
 ) -> Result<Result<Value, CallError>, Ended> {
-    if Instant::now() >= order.deadline {
+    if Instant::now() >= call_request.deadline {
         return Ok(Err(late(limit)));
     }
     let instance = Arc::clone(running.instance());
-    let context = &order.options.context;
+    let context = &call_request.options.context;
     let call = loaded.calls.add(context);
-    let left = order.deadline.saturating_duration_since(Instant::now());
-    let mut params = json!({"method": order.method, "context": context.to_json(left)});
-    params["input"] = order.input.clone();
+    let left = call_request.deadline.saturating_duration_since(Instant::now());
+    let mut params = json!({"method": call_request.method, "context": context.to_json(left)});
+    params["input"] = call_request.input.clone();
     // The calls of a tenant share the room for items.
-    let caller = order.options.stream.then(|| context.tenant.as_deref().unwrap_or_default());
+    let caller = call_request.options.stream.then(|| context.tenant.as_deref().unwrap_or_default());
     let sending = instance.peer.request("call", &params, &context.request_id, caller);
-    let is_own_deadline = order.deadline >= order.own_deadline;
-    let interruption = interruption(loaded, &instance, (order.deadline, is_own_deadline), limit, reply);
+    let is_own_deadline = call_request.deadline >= call_request.own_deadline;
+    let interruption = interruption(loaded, &instance, (call_request.deadline, is_own_deadline), limit, reply);
     tokio::pin!(interruption);
     let sent = tokio::select! {
         biased;
@@ -223,7 +226,7 @@ async fn one_attempt(
         stopped = &mut interruption => {
             if stopped.is_own {
                 // A plugin that does not read its input answers no cancellation either.
-                let what = format!("it did not read its call of '{}': {}", order.method, stopped.error.message);
+                let what = format!("it did not read its call of '{}': {}", call_request.method, stopped.error.message);
                 instance.terminate(what, loaded.grace);
             }
             return Ok(Err(stopped.error));
@@ -241,23 +244,23 @@ async fn one_attempt(
         let step = tokio::select! {
             step = request.step() => step,
             stopped = &mut interruption => {
-                return Ok(Err(stop(loaded, (running, call), request, order, stopped).await));
+                return Ok(Err(stop(loaded, (running, call), request, call_request, stopped).await));
             }
         };
         match step {
             Step::Answer(answer) => return Ok(answer),
-            Step::Cut => return Ok(Err(stop(loaded, (running, call), request, order, too_slow()).await)),
+            Step::Cut => return Ok(Err(stop(loaded, (running, call), request, call_request, too_slow()).await)),
             Step::Ended => return ended(&instance, &mut interruption).await,
             Step::Item(item) => {
                 *delivered |= matches!(item, StreamItem::Item(_));
-                let Some(items) = &order.items else { continue };
+                let Some(items) = &call_request.items else { continue };
                 tokio::select! {
-                    sent = items.send(item) => if sent.is_err() { order.items = None },
+                    sent = items.send(item) => if sent.is_err() { call_request.items = None },
                     () = request.cut() => {
-                        return Ok(Err(stop(loaded, (running, call), request, order, too_slow()).await));
+                        return Ok(Err(stop(loaded, (running, call), request, call_request, too_slow()).await));
                     }
                     stopped = &mut interruption => {
-                        return Ok(Err(stop(loaded, (running, call), request, order, stopped).await));
+                        return Ok(Err(stop(loaded, (running, call), request, call_request, stopped).await));
                     }
                 }
             }
@@ -322,13 +325,13 @@ async fn stop(
     loaded: &Loaded,
     guards: (Running, CallGuard),
     mut request: Request,
-    order: &Order,
+    call_request: &CallRequest,
     stopped: Interruption,
 ) -> CallError {
     let Interruption { error, is_own } = stopped;
-    let correlation = order.options.context.request_id.clone();
-    let (log, grace, method) = (loaded.log.clone(), loaded.grace, order.method.clone());
-    let until = if is_own { Instant::now() } else { order.own_deadline } + grace;
+    let correlation = call_request.options.context.request_id.clone();
+    let (log, grace, method) = (loaded.log.clone(), loaded.grace, call_request.method.clone());
+    let until = if is_own { Instant::now() } else { call_request.own_deadline } + grace;
     let reason = error.message.clone();
     let stopping = async move {
         let (running, _call) = guards;

@@ -61,10 +61,8 @@ fn bounded(metadata: &Map<String, Value>) -> (Map<String, Value>, Vec<String>) {
 
 /// Returns a random identifier of a request.
 pub fn random_id() -> String {
-    let mut bytes = [0; 8];
     // Without randomness the identifier is less useful, not less safe.
-    let _ = getrandom::fill(&mut bytes);
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    cofferdam_util::hex::random(8).unwrap_or_else(|_| "0".repeat(16))
 }
 
 #[cfg(test)]

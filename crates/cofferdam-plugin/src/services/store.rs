@@ -45,9 +45,7 @@ pub(super) fn internal(error: impl std::fmt::Display) -> CallError {
 
 /// Returns a random identifier of 32 hexadecimal digits.
 pub(super) fn random_id() -> std::result::Result<String, CallError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(internal)?;
-    Ok(cofferdam_util::hex::encode(bytes))
+    cofferdam_util::hex::random(16).map_err(internal)
 }
 
 /// The database. A lock of its file refuses a second host.

@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use cofferdam_egress::{NETWORK, RESOLVER};
-use cofferdam_linux::{namespace, requests};
+use cofferdam_linux::{connection_attempts, namespace};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
@@ -55,13 +55,13 @@ pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
 /// everything for IPv4 addresses to them, and to nothing else: there is no other interface than the loopback.
 pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
     namespace::add_loopback_address(1, RESOLVER, NETWORK.1)?;
-    requests::route_to_loopback(RESOLVER)?;
+    connection_attempts::route_to_loopback(RESOLVER)?;
     let mut sockets = vec![socket(SocketType::DGRAM, RESOLVER, 53)?, socket(SocketType::STREAM, RESOLVER, 53)?];
     for (address, port) in plan.listeners() {
         sockets.push(socket(SocketType::STREAM, address, port)?);
     }
     // A host may withhold the capability. Then only refusals of other ports are not reported.
-    sockets.extend(requests::open());
+    sockets.extend(connection_attempts::open());
     Ok(sockets)
 }
 

@@ -23,7 +23,7 @@ use crate::error;
 use crate::frame::{decode, encode, split};
 use crate::message::{ClientHello, FIRST_BYTE, PROTOCOL, ServerHello, Status, ToClient, ToServer};
 use crate::peer::{Caller, Peer};
-use crate::place::SocketDirectory;
+use crate::socket_directory::SocketDirectory;
 
 /// The time in which a server must answer, the handshake included.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
@@ -106,8 +106,8 @@ pub struct Connection {
 
 impl Connection {
     /// Connects for a run, if a compatible server is running.
-    pub fn for_run(place: &SocketDirectory, asked: &Asked) -> Result<Result<Self, Refusal>> {
-        let (connection, hello) = match Self::greet(place, &asked.build)? {
+    pub fn for_run(directory: &SocketDirectory, asked: &Asked) -> Result<Result<Self, Refusal>> {
+        let (connection, hello) = match Self::greet(directory, &asked.build)? {
             Ok(greeted) => greeted,
             Err(refusal) => return Ok(Err(refusal)),
         };
@@ -133,8 +133,8 @@ impl Connection {
     }
 
     /// Queries the server's status.
-    pub fn status(place: &SocketDirectory) -> Result<Result<Status, Refusal>> {
-        let mut connection = match Self::greet(place, "")? {
+    pub fn status(directory: &SocketDirectory) -> Result<Result<Status, Refusal>> {
+        let mut connection = match Self::greet(directory, "")? {
             Ok((connection, _)) => connection,
             Err(refusal) => return Ok(Err(refusal)),
         };
@@ -148,8 +148,8 @@ impl Connection {
     }
 
     /// Stops the server and waits until it has ended.
-    pub fn stop(place: &SocketDirectory) -> Result<Result<u32, Refusal>> {
-        let mut connection = match Self::greet(place, "")? {
+    pub fn stop(directory: &SocketDirectory) -> Result<Result<u32, Refusal>> {
+        let mut connection = match Self::greet(directory, "")? {
             Ok((connection, _)) => connection,
             Err(refusal) => return Ok(Err(refusal)),
         };
@@ -159,7 +159,7 @@ impl Connection {
             Err(error) => return Err(error::os("the server did not answer", error)),
         }
         let deadline = Instant::now() + STOP_TIMEOUT;
-        while place.is_taken() || !connection.peer.has_ended() {
+        while directory.is_taken() || !connection.peer.has_ended() {
             if Instant::now() >= deadline {
                 let message = format!("the server, process {}, does not stop", connection.pid());
                 return Err(Error::new(ErrorKind::Unavailable, "serve stop", message)
@@ -170,8 +170,8 @@ impl Connection {
         Ok(Ok(connection.pid()))
     }
 
-    fn greet(place: &SocketDirectory, build: &str) -> Result<Result<(Self, ServerHello), Refusal>> {
-        let Some((stream, peer)) = place.connect()? else { return Ok(Err(Refusal::None)) };
+    fn greet(directory: &SocketDirectory, build: &str) -> Result<Result<(Self, ServerHello), Refusal>> {
+        let Some((stream, peer)) = directory.connect()? else { return Ok(Err(Refusal::None)) };
         let limits =
             stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
         limits.map_err(|error| error::os("cannot set a time-out", error))?;

@@ -20,8 +20,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::connections::Connections;
+use super::handshake::{Ends, closed};
 use super::service::Begun;
-use super::visit::{Ends, closed};
 use crate::directories::Receiver;
 use crate::frame::{Frames, encode};
 use crate::message::{Accepted, PIECE, STDIN_WINDOW, ToClient, ToServer};

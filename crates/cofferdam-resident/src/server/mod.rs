@@ -8,8 +8,8 @@
 
 mod connections;
 mod conversation;
+mod handshake;
 mod service;
-mod visit;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -29,11 +29,11 @@ use crate::config::ResidentConfig;
 use crate::error;
 use crate::message::FIRST_BYTE;
 use crate::peer::Peer;
-use crate::place::Claimed;
+use crate::socket_directory::Claimed;
 use service::Service;
 
 /// Number of connections beyond those that may run something. They are refused a run, or ask for the status or a stop.
-const MAX_VISITORS: usize = 16;
+const MAX_EXTRA_CONNECTIONS: usize = 16;
 /// Number of connections whose first byte has not arrived or that no HTTP server has taken yet.
 const MAX_NEW: usize = 64;
 /// The time for the first byte, and for the HTTP server to take a connection.
@@ -73,7 +73,7 @@ pub struct ResidentServer {
     idle_exit: Option<Duration>,
     http: Option<Arc<Http>>,
     room: Arc<Semaphore>,
-    visitors: Arc<Semaphore>,
+    extra_connections: Arc<Semaphore>,
     new: Arc<Semaphore>,
 }
 
@@ -92,7 +92,7 @@ impl ResidentServer {
         config.check()?;
         let service = Arc::new(Service::new(Arc::clone(&backend), &config));
         let ResidentConfig { build: _, surroundings: _, max_runs, idle_exit, drain } = config;
-        let places = |count| Arc::new(Semaphore::new(count));
+        let semaphore = |count| Arc::new(Semaphore::new(count));
         Ok(Self {
             claimed,
             service,
@@ -100,9 +100,9 @@ impl ResidentServer {
             drain,
             idle_exit,
             http: http.map(Arc::new),
-            room: places(max_runs),
-            visitors: places(MAX_VISITORS),
-            new: places(MAX_NEW),
+            room: semaphore(max_runs),
+            extra_connections: semaphore(MAX_EXTRA_CONNECTIONS),
+            new: semaphore(MAX_NEW),
         })
     }
 
@@ -114,9 +114,9 @@ impl ResidentServer {
         close_http: impl AsyncFnOnce() -> Result<()>,
     ) -> Result<()> {
         let listener = self.listener()?;
-        let mut visits = JoinSet::new();
+        let mut connections = JoinSet::new();
         tokio::select! {
-            () = self.accept(listener, &mut visits) => {}
+            () = self.accept(listener, &mut connections) => {}
             () = end => {}
             () = self.service.stop_requested() => {}
             () = self.idle() => {}
@@ -131,8 +131,8 @@ impl ResidentServer {
         };
         let ((), closed) = tokio::join!(drained, close_http());
         let ended = self.backend.shutdown(Duration::ZERO).await;
-        let _ = timeout(FLUSH_TIMEOUT, async { while visits.join_next().await.is_some() {} }).await;
-        visits.shutdown().await;
+        let _ = timeout(FLUSH_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await;
+        connections.shutdown().await;
         closed.and(ended)
     }
 
@@ -143,19 +143,19 @@ impl ResidentServer {
         UnixListener::from_std(listener).map_err(cannot)
     }
 
-    async fn accept(&self, listener: UnixListener, visits: &mut JoinSet<()>) {
+    async fn accept(&self, listener: UnixListener, connections: &mut JoinSet<()>) {
         loop {
             // The semaphore is never closed.
             let Ok(new) = Arc::clone(&self.new).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    if let Some(visit) = self.admit(stream, new) {
-                        visits.spawn(visit);
+                    if let Some(connection) = self.admit(stream, new) {
+                        connections.spawn(connection);
                     }
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             }
-            while visits.try_join_next().is_some() {}
+            while connections.try_join_next().is_some() {}
         }
     }
 
@@ -163,12 +163,12 @@ impl ResidentServer {
     fn admit(&self, stream: UnixStream, new: OwnedSemaphorePermit) -> Option<impl Future<Output = ()> + use<>> {
         let peer = Peer::of(&stream).ok()?;
         let (service, http) = (Arc::clone(&self.service), self.http.clone());
-        let (room, visitors) = (Arc::clone(&self.room), Arc::clone(&self.visitors));
+        let (room, extra_connections) = (Arc::clone(&self.room), Arc::clone(&self.extra_connections));
         Some(async move {
             match timeout(FIRST_TIMEOUT, is_run(&stream)).await {
                 Ok(Ok(true)) => {
                     drop(new);
-                    receive(stream, peer, service, room, visitors).await;
+                    receive(stream, peer, service, room, extra_connections).await;
                 }
                 Ok(Ok(false)) => {
                     if let Some(http) = http {
@@ -221,12 +221,12 @@ async fn receive(
     peer: Peer,
     service: Arc<Service>,
     room: Arc<Semaphore>,
-    visitors: Arc<Semaphore>,
+    extra_connections: Arc<Semaphore>,
 ) {
     let room = room.try_acquire_owned().ok();
-    let visitor = if room.is_some() { None } else { visitors.try_acquire_owned().ok() };
+    let extra = if room.is_some() { None } else { extra_connections.try_acquire_owned().ok() };
     // It has arrived already.
-    if (room.is_some() || visitor.is_some()) && stream.read_u8().await.is_ok() {
-        visit::receive(stream, peer, service, room).await;
+    if (room.is_some() || extra.is_some()) && stream.read_u8().await.is_ok() {
+        handshake::receive(stream, peer, service, room).await;
     }
 }

@@ -38,9 +38,9 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Time after the first connection in which an unused connection that is lost is replaced.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An order to the pump, with the channel for its confirmation.
+/// A request to the pump, with the channel for its confirmation.
 #[derive(Debug)]
-enum Order {
+enum Request {
     Detach(oneshot::Sender<()>),
     /// With this deadline.
     Attach(Instant, oneshot::Sender<bool>),
@@ -49,7 +49,7 @@ enum Order {
 /// The connection to the agent. Dropping it closes the other ends of the streams.
 #[derive(Debug)]
 pub(super) struct Channel {
-    orders: mpsc::Sender<Order>,
+    requests: mpsc::Sender<Request>,
 }
 
 /// Creates the two ends of a channel: the host's, and the one that is forwarded to the socket.
@@ -74,15 +74,15 @@ impl Channel {
         end: watch::Receiver<Option<End>>,
         boots: bool,
     ) -> (Self, UnixStream) {
-        let (orders, received) = mpsc::channel(1);
-        tokio::spawn(Pump { socket, _tree: tree, streams: theirs, orders: received, end }.run(boots));
-        (Self { orders }, ours)
+        let (requests, received) = mpsc::channel(1);
+        tokio::spawn(Pump { socket, _tree: tree, streams: theirs, requests: received, end }.run(boots));
+        (Self { requests }, ours)
     }
 
     /// Closes the connection. Both sides must be quiet.
     pub(super) async fn detach(&self) {
         let (done, confirmed) = oneshot::channel();
-        if self.orders.send(Order::Detach(done)).await.is_ok() {
+        if self.requests.send(Request::Detach(done)).await.is_ok() {
             // A pump that has ended has no connection.
             let _ = confirmed.await;
         }
@@ -92,7 +92,7 @@ impl Channel {
     pub(super) async fn attach(&self, timeout: Duration) -> Result<(), VmError> {
         let (done, confirmed) = oneshot::channel();
         let failed = |what: &str| Err(super::broken(what));
-        if self.orders.send(Order::Attach(Instant::now() + timeout, done)).await.is_err() {
+        if self.requests.send(Request::Attach(Instant::now() + timeout, done)).await.is_err() {
             return failed("the connection to the VM has ended");
         }
         match confirmed.await {
@@ -108,7 +108,7 @@ struct Pump {
     /// The mount that the socket's path starts at, if it must be kept open.
     _tree: Tree,
     streams: UnixStream,
-    orders: mpsc::Receiver<Order>,
+    requests: mpsc::Receiver<Request>,
     end: watch::Receiver<Option<End>>,
 }
 
@@ -123,21 +123,21 @@ impl Pump {
                 made = connected(&self.socket, None) => connection = made,
                 _ = self.end.wait_for(Option::is_some) => return,
                 // The VM was dropped while it booted.
-                _ = self.orders.recv() => return,
+                _ = self.requests.recv() => return,
             }
             quiet_until = Instant::now() + QUIET_TIMEOUT;
         }
         loop {
             let event = match &mut connection {
-                None => Event::Order(self.orders.recv().await),
+                None => Event::Request(self.requests.recv().await),
                 Some(stream) => tokio::select! {
-                    order = self.orders.recv() => Event::Order(order),
+                    request = self.requests.recv() => Event::Request(request),
                     outcome = forward(&mut self.streams, stream) => Event::End(outcome),
                     _ = self.end.wait_for(Option::is_some) => return,
                 },
             };
-            let order = match event {
-                Event::Order(order) => order,
+            let request = match event {
+                Event::Request(request) => request,
                 Event::End(Outcome::Lost) if Instant::now() < quiet_until => {
                     tokio::select! {
                         made = connected(&self.socket, Some(quiet_until)) => {
@@ -147,19 +147,19 @@ impl Pump {
                             }
                             return;
                         }
-                        order = self.orders.recv() => order,
+                        request = self.requests.recv() => request,
                         _ = self.end.wait_for(Option::is_some) => return,
                     }
                 }
                 Event::End(_) => return,
             };
-            match order {
+            match request {
                 None => return,
-                Some(Order::Detach(done)) => {
+                Some(Request::Detach(done)) => {
                     connection = None;
                     let _ = done.send(());
                 }
-                Some(Order::Attach(by, done)) => {
+                Some(Request::Attach(by, done)) => {
                     connection = tokio::select! {
                         made = connected(&self.socket, Some(by)) => made,
                         _ = self.end.wait_for(Option::is_some) => return,
@@ -175,7 +175,7 @@ impl Pump {
 /// The next event for a pump.
 #[derive(Debug)]
 enum Event {
-    Order(Option<Order>),
+    Request(Option<Request>),
     End(Outcome),
 }
 

@@ -5,9 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
+use cofferdam_util::text::excerpt;
 
-/// Maximum length of Firecracker's text in a message.
-const MAX_TEXT: usize = 1000;
 const READ_THE_LOG: &str = "read Firecracker's log, and create a new VM";
 const ANOTHER_PROGRAM: &str = "check that this is a supported version of Firecracker: `firecracker --version`";
 
@@ -46,15 +45,15 @@ impl Failed {
                     .with_remedy("it hangs, or the host is overloaded: read its log, or start fewer VMs at once")
             }
             Self::Broken(why) => {
-                away(&format!("the connection to Firecracker broke ({})", shown(&why))).with_remedy(READ_THE_LOG)
+                away(&format!("the connection to Firecracker broke ({})", excerpt(&why))).with_remedy(READ_THE_LOG)
             }
             Self::TooLong(limit) => {
                 away(&format!("Firecracker's answer is longer than {limit} bytes")).with_remedy(ANOTHER_PROGRAM)
             }
             Self::Malformed(why) => {
-                away(&format!("Firecracker's answer is malformed ({})", shown(&why))).with_remedy(ANOTHER_PROGRAM)
+                away(&format!("Firecracker's answer is malformed ({})", excerpt(&why))).with_remedy(ANOTHER_PROGRAM)
             }
-            Self::Refused { status, message } => refused(status, &shown(&message), &failed),
+            Self::Refused { status, message } => refused(status, &excerpt(&message), &failed),
         };
         error.with_context("socket", socket.display().to_string())
     }
@@ -120,15 +119,6 @@ fn classify(message: &str) -> (ErrorKind, &'static str) {
         return (ErrorKind::NotFound, "name existing files; in a jail, paths start at its root");
     }
     (ErrorKind::InvalidInput, "Firecracker refuses the setting: change it")
-}
-
-/// Returns untrusted text in a printable form.
-pub(super) fn shown(text: &str) -> String {
-    let text = text.trim();
-    let end = (0..=MAX_TEXT.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    let cut = if end < text.len() { " …" } else { "" };
-    let clean: String = text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    format!("{clean}{cut}")
 }
 
 #[cfg(test)]

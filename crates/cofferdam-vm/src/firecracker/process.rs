@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use cofferdam_linux::child::{self, Start};
 use cofferdam_linux::process;
+use cofferdam_util::text::excerpt;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -28,7 +29,6 @@ use crate::error::VmError;
 
 use super::client::{Client, Deadlines};
 use super::console::Console;
-use super::error::shown;
 use super::ids::InstanceId;
 use super::socket;
 use super::version::{OLDEST, Version};
@@ -326,12 +326,12 @@ impl Firecracker {
         }
         let text = self.client.version("create").await?.firecracker_version;
         let Some(version) = Version::parse(&text) else {
-            return Err(self.not_ready(format!("Firecracker reports the invalid version '{}'", shown(&text))));
+            return Err(self.not_ready(format!("Firecracker reports the invalid version '{}'", excerpt(&text))));
         };
         version.check_supported("create")?;
         let instance = self.client.describe("create").await?;
         if instance.id != id.as_str() {
-            return Err(self.not_ready(format!("another VM answers: '{}'", shown(&instance.id))));
+            return Err(self.not_ready(format!("another VM answers: '{}'", excerpt(&instance.id))));
         }
         Ok(version)
     }
@@ -342,7 +342,7 @@ impl Firecracker {
         let text = self.console.text();
         // The end of the output has the reason.
         let end = text.char_indices().rev().nth(500).map_or(0, |(at, _)| at);
-        self.not_ready(format!("Firecracker exited immediately: {}", shown(&text[end..])))
+        self.not_ready(format!("Firecracker exited immediately: {}", excerpt(&text[end..])))
     }
 
     fn not_ready(&self, message: String) -> Error {

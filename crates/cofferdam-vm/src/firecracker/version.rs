@@ -6,11 +6,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use cofferdam_util::text::excerpt;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio::time::timeout;
-
-use super::error::shown;
 
 /// The oldest version with the required API: a vsock override and a clock update for restored VMs.
 pub(super) const OLDEST: Version = Version { major: 1, minor: 16, patch: 0 };
@@ -115,7 +114,7 @@ pub(super) async fn of_program(operation: &'static str, program: &Path, deadline
         .split_whitespace()
         .next_back()
         .and_then(Version::parse)
-        .ok_or_else(|| failed(format!("it prints '{}', which is no version", shown(first))))
+        .ok_or_else(|| failed(format!("it prints '{}', which is no version", excerpt(first))))
 }
 
 #[cfg(test)]

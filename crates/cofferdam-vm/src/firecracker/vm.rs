@@ -15,6 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cofferdam_contract::ByteSize;
 use cofferdam_linux::process;
+use cofferdam_util::text::excerpt;
 use tokio::sync::{Mutex, watch};
 
 use super::broken;
@@ -25,7 +26,7 @@ use super::console::Console;
 use super::model::{self, InstanceState, SnapshotCreate};
 use super::process::{End, Watched};
 use super::request::Request;
-use crate::error::{Result, VmError, io, shown_end};
+use crate::error::{Result, VmError, excerpt_end, io};
 use crate::sparse;
 use crate::task::blocking;
 use crate::vmm::{Ended, MAX_DEVICES, Vm, VmState};
@@ -159,7 +160,7 @@ impl Dumps {
 pub(super) fn with_console(error: VmError, output: &str) -> VmError {
     match error {
         VmError::Contract(error) if !output.trim().is_empty() => {
-            VmError::Contract(Box::new(error.with_context("console", shown_end(output))))
+            VmError::Contract(Box::new(error.with_context("console", excerpt_end(output))))
         }
         error => error,
     }
@@ -172,7 +173,7 @@ fn end_of(status: Option<ExitStatus>, output: &str) -> Ended {
         // A kernel panic restarts it as well.
         Some(status) if status.success() => ended("its kernel restarted".to_owned(), true),
         Some(status) if output.trim().is_empty() => ended(format!("its VMM ended ({status})"), false),
-        Some(status) => ended(format!("its VMM ended ({status}): {}", shown_end(output)), false),
+        Some(status) => ended(format!("its VMM ended ({status}): {}", excerpt_end(output)), false),
         None => ended("its VMM ended".to_owned(), false),
     }
 }
@@ -261,7 +262,7 @@ impl Vm for FirecrackerVm {
         match ended {
             Ok(Ok(end)) => match end.as_ref().and_then(|end| end.left.as_ref()) {
                 None => Ok(()),
-                Some(why) => Err(broken(format!("cannot remove its files: {}", crate::error::shown(why)))),
+                Some(why) => Err(broken(format!("cannot remove its files: {}", excerpt(why)))),
             },
             Ok(Err(_)) => Ok(()),
             Err(_) => Err(broken(format!("its process did not end within {KILL_TIMEOUT:?} after it was killed"))),

@@ -12,11 +12,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use cofferdam_util::text::excerpt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::error::shown;
 use super::socket;
 
 /// Length of `OK `, the longest number of 32 bits, and the end of the line.
@@ -84,7 +84,7 @@ impl Failed {
                 "wait until the guest has started; its console shows the progress",
             ),
             Self::Malformed(line) => (
-                format!("the answer is malformed ({})", shown(&String::from_utf8_lossy(line))),
+                format!("the answer is malformed ({})", excerpt(&String::from_utf8_lossy(line))),
                 Retry::Never,
                 "check that this is the socket of a vsock of Firecracker",
             ),

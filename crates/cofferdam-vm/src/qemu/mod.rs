@@ -34,6 +34,7 @@ use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use cofferdam_linux::programs;
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::text::excerpt;
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
@@ -352,7 +353,7 @@ fn parse_version(output: &str) -> Result<String> {
     let line = output.lines().next().unwrap_or_default();
     let version = line.strip_prefix("QEMU emulator version ").and_then(|rest| rest.split_whitespace().next());
     let Some(version) = version else {
-        return Err(broken(format!("it prints no version, but '{}'", crate::error::shown(line))));
+        return Err(broken(format!("it prints no version, but '{}'", excerpt(line))));
     };
     let mut numbers = version.split('.').map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
@@ -360,7 +361,7 @@ fn parse_version(output: &str) -> Result<String> {
         (Some(Ok(_)), Some(Ok(_))) => {
             Err(VmError::OutdatedTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
         }
-        _ => Err(broken(format!("it prints no version, but '{}'", crate::error::shown(line)))),
+        _ => Err(broken(format!("it prints no version, but '{}'", excerpt(line)))),
     }
 }
 

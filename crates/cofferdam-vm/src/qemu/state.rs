@@ -8,6 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
+use cofferdam_util::text::excerpt;
 use serde_json::{Value, json};
 
 use super::qmp::Qmp;
@@ -64,7 +65,7 @@ pub(crate) async fn load(qmp: &Qmp, devices: &File, timeout: Duration) -> Result
             "none" | "setup" | "active" | "device" => {}
             other => {
                 let why = found.get("error-desc").and_then(Value::as_str).unwrap_or(other);
-                return Err(broken(format!("it refuses the state: {}", crate::error::shown(why))));
+                return Err(broken(format!("it refuses the state: {}", excerpt(why))));
             }
         }
         if begun.elapsed() > timeout {

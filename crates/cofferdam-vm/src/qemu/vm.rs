@@ -20,7 +20,7 @@ use super::qmp::Qmp;
 use super::{PROGRAM, broken, state};
 use crate::bounds::Enclosure;
 use crate::console_tail::ConsoleTail;
-use crate::error::{Result, VmError, io, shown_end};
+use crate::error::{Result, VmError, excerpt_end, io};
 use crate::vmm::{Ended, Vm, VmState};
 
 /// Time until the end of a process is seen after its connection has ended.
@@ -110,7 +110,7 @@ impl QemuVm {
         let error = self.explained(error).await;
         self.kill().await?;
         let output = self.errors.text();
-        let (what, output) = (bare(&error), shown_end(&output));
+        let (what, output) = (bare(&error), excerpt_end(&output));
         if output.is_empty() || what.contains(&output) {
             Err(error)
         } else {
@@ -190,7 +190,7 @@ fn end_of(shutdown: Option<String>, status: Option<ExitStatus>, output: &str) ->
         (Some("guest-panic"), _) => ended("its kernel panicked", true),
         (Some(reason), _) if !reason.is_empty() => ended(&format!("its VMM stopped it ({reason})"), false),
         (_, Some(status)) if output.trim().is_empty() => ended(&format!("its VMM ended ({status})"), false),
-        (_, Some(status)) => ended(&format!("its VMM ended ({status}): {}", shown_end(output)), false),
+        (_, Some(status)) => ended(&format!("its VMM ended ({status}): {}", excerpt_end(output)), false),
         (_, None) => ended("its VMM ended", false),
     }
 }

@@ -58,8 +58,8 @@ impl Write for Full {
 
 /// Promise (Virtual machines): A VM snapshot moves between backends as a file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_travels_between_backends() {
-    let Some(backend) = support::backend("a_snapshot_travels_between_backends") else { return };
+async fn snapshot_moves_between_backends() {
+    let Some(backend) = support::backend("snapshot_moves_between_backends") else { return };
     let before = support::census();
     let temp = tempfile::tempdir().unwrap();
     let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), cpu_time: None, ..Limits::default() };

@@ -83,6 +83,9 @@ pub struct QueryArgs {
     /// Select lines of this kind, such as call or end
     #[arg(long, value_parser = cofferdam_audit::Record::KINDS.to_vec())]
     pub kind: Option<String>,
+    /// Select lines with this text in a text or number of the record, in upper or lower case
+    #[arg(long)]
+    pub text: Option<String>,
     /// Print only the last N lines
     #[arg(long, value_name = "N")]
     pub last: Option<usize>,

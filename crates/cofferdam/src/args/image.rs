@@ -5,12 +5,16 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+#[cfg(feature = "server")]
+use super::ClientArgs;
+
 const IMAGE_HELP: &str = "\
 Examples:
   cofferdam image pull python:3.13-slim
   cofferdam image build                shell, Python and Node from Debian packages; no registry
   cofferdam image import ./rootfs my/root
   cofferdam image load saved.tar       an archive of docker save, or an OCI image layout
+  cofferdam image load saved.tar --server https://sandboxes.example
   cofferdam run --image my/root -- sh -c 'cat /etc/os-release'
 
 The store is $XDG_STATE_HOME/cofferdam/images or ~/.local/state/cofferdam/images, for root
@@ -35,6 +39,9 @@ pub enum ImageCommand {
         engine: EngineArgs,
         #[command(flatten)]
         output: OutputArgs,
+        #[cfg(feature = "server")]
+        #[command(flatten)]
+        on: Box<ImageServerArgs>,
     },
     /// Pull an image from its registry, with the logins of Docker or Podman
     Pull {
@@ -44,6 +51,9 @@ pub enum ImageCommand {
         engine: EngineArgs,
         #[command(flatten)]
         output: OutputArgs,
+        #[cfg(feature = "server")]
+        #[command(flatten)]
+        on: Box<ImageServerArgs>,
     },
     /// Load images from an archive of `docker save` or from an OCI image layout
     Load {
@@ -55,6 +65,9 @@ pub enum ImageCommand {
         name: Option<String>,
         #[command(flatten)]
         output: OutputArgs,
+        #[cfg(feature = "server")]
+        #[command(flatten)]
+        on: Box<ImageServerArgs>,
     },
     /// Import a root file system from a directory or a tar file as an image
     Import {
@@ -72,7 +85,7 @@ pub enum ImageCommand {
     #[command(visible_alias = "build-base")]
     Build {
         /// Name the new image
-        #[arg(long, default_value = cofferdam::registry::stored::BASE_IMAGE)]
+        #[arg(long, default_value = cofferdam::registry::image_store::BASE_IMAGE)]
         name: String,
         /// Include only a shell and a small Python, without the usual tools and Node
         #[arg(long)]
@@ -92,6 +105,9 @@ pub enum ImageCommand {
         names: Vec<String>,
         #[command(flatten)]
         output: OutputArgs,
+        #[cfg(feature = "server")]
+        #[command(flatten)]
+        on: Box<ImageServerArgs>,
     },
     /// Remove images without a name, and files that no image has
     Prune {
@@ -100,6 +116,9 @@ pub enum ImageCommand {
         older_than: Option<Duration>,
         #[command(flatten)]
         output: OutputArgs,
+        #[cfg(feature = "server")]
+        #[command(flatten)]
+        on: Box<ImageServerArgs>,
     },
     /// Print details of an image
     Inspect {
@@ -107,6 +126,9 @@ pub enum ImageCommand {
         name: String,
         #[command(flatten)]
         output: OutputArgs,
+        #[cfg(feature = "server")]
+        #[command(flatten)]
+        on: Box<ImageServerArgs>,
     },
 }
 
@@ -116,6 +138,20 @@ pub struct OutputArgs {
     /// Print a JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// The server whose images are used instead of those of this host.
+#[cfg(feature = "server")]
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub struct ImageServerArgs {
+    /// Use the images of a server instead of those of this host; changes need a key with the scope `admin`; implied by the
+    /// other options of this group
+    #[arg(long)]
+    pub on_server: bool,
+
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// The choice between the image store and the container engine.
@@ -147,6 +183,20 @@ impl ImageCommand {
             | Self::Rm { output, .. }
             | Self::Prune { output, .. }
             | Self::Inspect { output, .. } => output.json,
+        }
+    }
+
+    /// Returns the server that the options name.
+    #[cfg(feature = "server")]
+    pub fn server(&self) -> Option<&ClientArgs> {
+        match self {
+            Self::List { on, .. }
+            | Self::Pull { on, .. }
+            | Self::Load { on, .. }
+            | Self::Rm { on, .. }
+            | Self::Prune { on, .. }
+            | Self::Inspect { on, .. } => (on.on_server || on.client.is_set()).then_some(&on.client),
+            Self::Import { .. } | Self::Build { .. } => None,
         }
     }
 

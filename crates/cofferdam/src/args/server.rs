@@ -269,6 +269,14 @@ pub struct ClientArgs {
     pub client_key: Option<PathBuf>,
 }
 
+impl ClientArgs {
+    /// Returns true if an option names a server, or a credential for one.
+    pub fn is_set(&self) -> bool {
+        let Self { server, key_file, ca, client_cert, client_key } = self;
+        server.is_some() || [key_file, ca, client_cert, client_key].into_iter().any(Option::is_some)
+    }
+}
+
 const CREATE_HELP: &str = "\
 Examples:
   cofferdam create --name build        create a sandbox and print its id

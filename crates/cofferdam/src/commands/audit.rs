@@ -52,6 +52,7 @@ fn found(args: &QueryArgs, file: &ConfigFile) -> Result<u8> {
         kind: args.kind.clone(),
         from: args.from.as_deref().map(|text| parsed("--from", text)).transpose()?,
         until: args.until.as_deref().map(|text| parsed("--until", text)).transpose()?,
+        text: args.text.clone(),
     };
     let lines = query(&directory(args.directory.as_ref(), file)?, filter).map_err(failed)?;
     if let Some(count) = args.last {

@@ -12,8 +12,6 @@ mod doctor;
 mod image;
 #[cfg(feature = "mcp")]
 mod keeping;
-#[cfg(feature = "vm")]
-mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod net;
@@ -32,6 +30,8 @@ mod server;
 mod setup;
 #[cfg(any(feature = "server", feature = "vm"))]
 mod snapshot;
+#[cfg(feature = "vm")]
+mod vm;
 mod volume;
 #[cfg(feature = "vm")]
 mod work;
@@ -63,7 +63,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         #[cfg(feature = "images")]
         Command::Image(args) => image::main(&args, cli.config),
         #[cfg(feature = "vm")]
-        Command::Vm(args) => machine::main(&args, cli.config),
+        Command::Vm(args) => vm::main(&args, cli.config),
         #[cfg(any(feature = "server", feature = "vm"))]
         Command::Snapshot(args) => snapshot::main(args, cli.config),
         #[cfg(feature = "conformance")]

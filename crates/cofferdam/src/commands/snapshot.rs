@@ -15,7 +15,7 @@ use std::path::PathBuf;
 #[cfg(feature = "vm")]
 use cofferdam::Result;
 #[cfg(feature = "vm")]
-use cofferdam::registry::machines::ArchiveKey;
+use cofferdam::registry::vms::ArchiveKey;
 
 #[cfg(feature = "vm")]
 use super::work::{Outcome, Work};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cofferdam::Result;
 use cofferdam::registry::ImageStep;
-use cofferdam::registry::machines::Watch;
+use cofferdam::registry::vms::Watch;
 
 use crate::interrupts::Interrupts;
 use crate::progress::Progress;

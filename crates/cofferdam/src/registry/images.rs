@@ -10,7 +10,7 @@ use serde::Serialize;
 
 pub use super::base::{BASE_IMAGE, BaseImage};
 use super::base::{OPERATION, pack};
-use super::{ImageProgress, ImageSettings, ImageStep, stored};
+use super::{ImageProgress, ImageSettings, ImageStep, image_store};
 
 /// An image of the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -129,7 +129,7 @@ impl StoredImages {
 
 impl ImageSource for StoredImages {
     fn find(&self, name: &str) -> Result<Option<String>> {
-        let Some(store) = stored::existing(&self.0)? else { return Ok(None) };
+        let Some(store) = image_store::existing(&self.0)? else { return Ok(None) };
         match store.inspect(name) {
             Ok(found) => Ok(Some(found.config.to_string())),
             Err(StoreError::NotFound { .. } | StoreError::InvalidReference { .. }) => Ok(None),
@@ -140,6 +140,6 @@ impl ImageSource for StoredImages {
     fn save(&self, name: &str, out: &mut dyn std::io::Write) -> Result<()> {
         let failed = |error: StoreError| error.into_contract("load image");
         let as_name = name.parse::<Reference>().ok().filter(|name| name.digest().is_none());
-        stored::open(&self.0)?.save(name, as_name.as_ref(), out).map_err(failed)
+        image_store::open(&self.0)?.save(name, as_name.as_ref(), out).map_err(failed)
     }
 }

@@ -10,7 +10,7 @@ use cofferdam_image::store::StoreError;
 use cofferdam_linux::beneath;
 use cofferdam_process::RootImage;
 
-use super::{ImageSettings, stored};
+use super::{ImageSettings, image_store};
 
 /// The maximum size of an image's list of users.
 const MAX_USERS: u64 = 1 << 20;
@@ -22,7 +22,7 @@ pub(super) struct StoredRoots(pub ImageSettings);
 impl cofferdam_process::ImageStore for StoredRoots {
     fn resolve(&self, reference: &str) -> Result<RootImage> {
         let missing = || StoreError::NotFound { name: reference.escape_debug().to_string() };
-        let store = stored::existing(&self.0)?.ok_or_else(|| failed(reference, missing()))?;
+        let store = image_store::existing(&self.0)?.ok_or_else(|| failed(reference, missing()))?;
         let found = store.resolve(reference).map_err(|error| failed(reference, error))?;
         let user = user(&found.config.user, &found.layers)?;
         let working_dir = Some(found.config.working_dir).filter(|directory| !directory.is_empty());

@@ -7,7 +7,7 @@ use cofferdam_vm::vmm::Driver;
 use cofferdam_vm::{MakePolicy, VmSettings};
 
 use super::table::{Creation, Examination, Implementation};
-use super::{Setup, machines};
+use super::{Setup, vms};
 
 pub(super) static IMPLEMENTATION: Implementation = Implementation {
     // Creating a VM takes too long.
@@ -29,12 +29,12 @@ pub(super) fn settings(build: Option<MakePolicy>) -> VmSettings {
 
 /// Does not examine the host, which the first sandbox does.
 fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
-    Ok(Arc::new(machines::backend(&creation.setup.machines, creation.progress)?))
+    Ok(Arc::new(vms::backend(&creation.setup.machines, creation.progress)?))
 }
 
 fn examine(setup: &Setup) -> Examination<'_> {
     Box::pin(async move {
-        match machines::config(&setup.machines) {
+        match vms::config(&setup.machines) {
             Ok(config) => cofferdam_vm::doctor(&config).await,
             Err(error) => vec![Finding::missing("configuration", &error)],
         }
@@ -44,5 +44,5 @@ fn examine(setup: &Setup) -> Examination<'_> {
 /// Includes the current content of the default image, which can be rebuilt under the same name. Only looks up its name,
 /// because each run that may use a server does this.
 fn fingerprint(settings: &VmSettings) -> String {
-    format!("{} {:?}", settings.fingerprint(), machines::Images::usual_key(settings))
+    format!("{} {:?}", settings.fingerprint(), vms::Images::usual_key(settings))
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::args::{self, Command};
 use cofferdam::configuration::Human;
 #[cfg(feature = "vm")]
-use cofferdam::registry::machines::{Acceleration, Jailer};
+use cofferdam::registry::vms::{Acceleration, Jailer};
 #[cfg(feature = "container")]
 use cofferdam::registry::{ContainerSettings, PullPolicy};
 #[cfg(feature = "vm")]
@@ -204,7 +204,7 @@ fn vm_settings_come_from_options_environment_and_file() {
     assert_eq!((machines.memory, machines.processors), (Some(Human(ByteSize::from_mebibytes(1024))), Some(2)));
     assert_eq!((machines.accelerator, machines.images), (Some(Acceleration::Tcg), Some("/images".into())));
     assert_eq!(machines.jailer, Some(Jailer::At("/opt/jailer".into())));
-    assert_eq!(machines.driver, Some(cofferdam::registry::machines::Driver::Qemu));
+    assert_eq!(machines.driver, Some(cofferdam::registry::vms::Driver::Qemu));
     let settings = Settings::resolve(&flags("x.py"), &Environment::default(), &file).unwrap();
     assert_eq!(settings.setup.machines.jailer, Some(Jailer::Beside));
     assert_eq!(Jailer::default(), Jailer::Off);

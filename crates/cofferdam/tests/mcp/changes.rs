@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::client::{Client, Place, containers, processes, webassembly};
 use crate::cofferdam;
-use crate::talk::{Place, Talk, containers, processes, webassembly};
 
 /// Returns the kept changes.
 fn kept(state: &Path) -> Vec<Value> {
@@ -17,28 +17,28 @@ fn kept(state: &Path) -> Vec<Value> {
     document["changes"].as_array().expect("a list").clone()
 }
 
-fn changes_are_shown_and_kept(place: &Place, write: impl Fn(&mut Talk, &Value)) {
+fn changes_are_shown_and_kept(place: &Place, write: impl Fn(&mut Client, &Value)) {
     let (project, state) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     fs::write(project.path().join("file"), "one\ntwo\n").expect("written");
     let workspace = format!("{}:cow", project.path().display());
     let place = place.with("XDG_STATE_HOME", state.path());
-    let mut talk = Talk::new(&place, &["--workspace", &workspace]);
-    let sandbox = talk.makes("create_sandbox", json!({}));
-    assert_eq!(talk.works("show_changes", json!({"sandbox": sandbox}))["files"], 0);
-    write(&mut talk, &sandbox);
-    let id = talk.begin("show_changes", json!({"sandbox": sandbox}));
-    let result = talk.result(id);
+    let mut client = Client::new(&place, &["--workspace", &workspace]);
+    let sandbox = client.makes("create_sandbox", json!({}));
+    assert_eq!(client.works("show_changes", json!({"sandbox": sandbox}))["files"], 0);
+    write(&mut client, &sandbox);
+    let id = client.begin("show_changes", json!({"sandbox": sandbox}));
+    let result = client.result(id);
     let shown = &result["structuredContent"];
     assert_eq!((&shown["files"], &shown["truncated"]), (&json!(2), &json!(false)), "{result}");
     assert_eq!(shown["changes"][0], json!({"path": "file", "kind": "modified"}), "{result}");
     let diff = result["content"][0]["text"].as_str().expect("text");
     assert!(diff.contains("-two\n+TWO\n") && !diff.contains('\u{1b}'), "{diff}");
     // Another sandbox begins with the directory as it is.
-    let other = talk.makes("create_sandbox", json!({}));
-    assert_eq!(talk.works("read_file", json!({"sandbox": other, "path": "file"}))["text"], "one\ntwo\n");
-    talk.works("close_sandbox", json!({"sandbox": other}));
+    let other = client.makes("create_sandbox", json!({}));
+    assert_eq!(client.works("read_file", json!({"sandbox": other, "path": "file"}))["text"], "one\ntwo\n");
+    client.works("close_sandbox", json!({"sandbox": other}));
     assert_eq!(kept(state.path()).len(), 0, "nothing changed in the other sandbox");
-    talk.end();
+    client.end();
     let found = kept(state.path());
     let [kept] = &found[..] else { panic!("one change set: {found:?}") };
     assert_eq!(fs::read_to_string(project.path().join("file")).expect("a file"), "one\ntwo\n");
@@ -50,13 +50,13 @@ fn changes_are_shown_and_kept(place: &Place, write: impl Fn(&mut Talk, &Value)) 
     assert_eq!(fs::read_to_string(project.path().join("made")).expect("a file"), "\u{1b}[2J");
 }
 
-fn by_shell(talk: &mut Talk, sandbox: &Value) {
-    talk.prints(sandbox, "sed -i s/two/TWO/ file; printf '\\033[2J' > made");
+fn by_shell(client: &mut Client, sandbox: &Value) {
+    client.prints(sandbox, "sed -i s/two/TWO/ file; printf '\\033[2J' > made");
 }
 
-fn by_tools(talk: &mut Talk, sandbox: &Value) {
-    talk.works("edit_file", json!({"sandbox": sandbox, "path": "file", "old_text": "two", "new_text": "TWO"}));
-    talk.works("write_file", json!({"sandbox": sandbox, "path": "made", "content": "\u{1b}[2J"}));
+fn by_tools(client: &mut Client, sandbox: &Value) {
+    client.works("edit_file", json!({"sandbox": sandbox, "path": "file", "old_text": "two", "new_text": "TWO"}));
+    client.works("write_file", json!({"sandbox": sandbox, "path": "made", "content": "\u{1b}[2J"}));
 }
 
 /// Promise (MCP server): A client sees the changes of a copy-on-write workspace, and only the person at the host can
@@ -89,14 +89,14 @@ fn a_fork_of_a_container_keeps_its_own_changes() {
     let (project, state) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     fs::write(project.path().join("file"), "one\n").expect("written");
     let workspace = format!("{}:cow", project.path().display());
-    let mut talk = Talk::new(&place.with("XDG_STATE_HOME", state.path()), &["--workspace", &workspace]);
-    let first = talk.makes("create_sandbox", json!({}));
-    talk.prints(&first, "echo two >> file");
-    let fork = talk.makes("fork_sandbox", json!({"sandbox": first}));
-    talk.prints(&fork, "echo three > new");
-    assert_eq!(talk.works("show_changes", json!({"sandbox": first}))["files"], 1);
-    assert_eq!(talk.works("show_changes", json!({"sandbox": fork}))["files"], 2);
-    assert_eq!(talk.fails("snapshot_sandbox", json!({"sandbox": first})).1, "unsupported");
-    talk.end();
+    let mut client = Client::new(&place.with("XDG_STATE_HOME", state.path()), &["--workspace", &workspace]);
+    let first = client.makes("create_sandbox", json!({}));
+    client.prints(&first, "echo two >> file");
+    let fork = client.makes("fork_sandbox", json!({"sandbox": first}));
+    client.prints(&fork, "echo three > new");
+    assert_eq!(client.works("show_changes", json!({"sandbox": first}))["files"], 1);
+    assert_eq!(client.works("show_changes", json!({"sandbox": fork}))["files"], 2);
+    assert_eq!(client.fails("snapshot_sandbox", json!({"sandbox": first})).1, "unsupported");
+    client.end();
     assert_eq!(kept(state.path()).len(), 2);
 }

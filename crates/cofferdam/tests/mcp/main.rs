@@ -5,9 +5,9 @@
 #[path = "../suite/census.rs"]
 mod census;
 mod changes;
+mod client;
 mod network;
 mod states;
-mod talk;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

@@ -243,27 +243,6 @@ fn volumes_of_a_server_are_used() {
     assert_eq!(server.stop(), Some(0));
 }
 
-/// Promise (Server): A server lists the images of its user's store if clients may choose one.
-#[cfg(feature = "images")]
-#[test]
-fn images_of_the_host_are_listed() {
-    let state = tempfile::tempdir().unwrap();
-    std::fs::create_dir_all(state.path().join("root/etc")).unwrap();
-    let imported = outcome(program(state.path()).args(["image", "import", "root", "my/root"]));
-    assert_eq!(imported.0, 0, "{}", imported.2);
-    let stored = json(&outcome(program(state.path()).args(["image", "ls", "--json"])).1);
-    let server = Server::start_in(state, &["--allow-images"]);
-    let listed = server.get("/v1/images");
-    assert_eq!(listed["images"].as_array().unwrap().len(), 1, "{listed}");
-    for key in ["names", "digest", "size"] {
-        assert_eq!(listed["images"][0][key], stored["images"][0][key], "{key}");
-    }
-    assert_eq!(server.stop(), Some(0));
-    let server = Server::start(&[]);
-    assert_eq!(server.get("/v1/images")["kind"], "denied");
-    assert_eq!(server.stop(), Some(0));
-}
-
 /// Promise (Server): A local address leads to a port of a sandbox until its command ends.
 #[test]
 fn a_port_is_forwarded() {

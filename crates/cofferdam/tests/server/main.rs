@@ -8,6 +8,8 @@ mod terminal;
 
 mod faults;
 mod identity;
+#[cfg(feature = "images")]
+mod images;
 mod kills;
 mod live;
 mod plugins;

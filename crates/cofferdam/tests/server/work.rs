@@ -65,6 +65,10 @@ fn the_audit_log_of_a_server_is_searched() {
     assert!(ends.len() == 1 && ends[0]["record"]["exit"]["code"] == 0, "{ends:?}");
     let calls = lines(&["--kind", "call", "--sandbox", "box"]);
     assert!(calls.iter().any(|line| line["record"]["method"] == "POST"), "{calls:?}");
+    let found = lines(&["--text", "/V1/sandboxes/{sandbox}/execs", "--kind", "call"]);
+    let endpoint = |line: &serde_json::Value| line["record"]["endpoint"].as_str().unwrap().to_owned();
+    assert!(!found.is_empty() && found.iter().all(|line| endpoint(line).contains("/execs")), "{found:?}");
+    assert_eq!(lines(&["--text", "&kind=end"]).len(), 0, "the text is one parameter");
     let (all, last) = (lines(&[]), lines(&["--last", "2"]));
     let seq = |line: &serde_json::Value| line["seq"].as_u64().unwrap();
     assert!(all.iter().map(seq).is_sorted_by(|one, next| one < next) && all.len() > 5, "{all:?}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cofferdam::engine::{PoolConfig, PooledBackend};
 use cofferdam::{Access, Backend, Capability, ExecRequest, Protection, Spec, TenantId, Workspace, registry};
 use cofferdam_conformance::UnixPrograms;
-use cofferdam_conformance::twins::{Trial, compare_backends};
+use cofferdam_conformance::equivalence::{Trial, compare_backends};
 
 use crate::census;
 
@@ -241,7 +241,7 @@ fn pooled_vms_serve_one_lease_and_snapshots_one_tenant() {
     use cofferdam::registry::{Setup, VmSettings};
     use std::collections::BTreeSet;
 
-    use crate::cli::machines::{cache, with_vms};
+    use crate::cli::vms::{cache, with_vms};
 
     let test = "pooled_vms_serve_one_lease_and_snapshots_one_tenant";
     if with_vms(std::process::Command::new("true"), test).is_none() {

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{answer, data};
 use crate::args::{InstallArgs, UninstallArgs};
-use crate::question;
+use crate::prompt;
 use crate::report;
 use crate::style::Tone;
 use crate::terminal::one_line;
@@ -68,8 +68,8 @@ fn is_trusted(args: &InstallArgs, package: &Package, review: &Review) -> Result<
         return Ok(true);
     }
     let fingerprint = package.signer().fingerprint();
-    match question::is_interactive() {
-        true => question::ask(OPERATION, &format!("Trust the key {fingerprint}?")),
+    match prompt::is_interactive() {
+        true => prompt::ask(OPERATION, &format!("Trust the key {fingerprint}?")),
         false => Err(failed(PackageError::UnknownKey { fingerprint })),
     }
 }
@@ -91,8 +91,8 @@ fn is_approved(args: &InstallArgs, package: &Package) -> Result<bool> {
     let manifest = package.manifest();
     match args.yes {
         true => Ok(true),
-        false if question::is_interactive() => {
-            question::ask(OPERATION, &format!("Install {} {}?", manifest.name, manifest.version))
+        false if prompt::is_interactive() => {
+            prompt::ask(OPERATION, &format!("Install {} {}?", manifest.name, manifest.version))
         }
         false => Err(Error::invalid(OPERATION, "there is no terminal to ask on")
             .with_remedy("pass --yes if the plugin may do what is shown")),

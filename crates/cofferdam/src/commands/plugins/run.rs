@@ -29,7 +29,7 @@ const QUEUED: usize = 64;
 /// A call on standard input.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Order {
+struct CallRequest {
     #[serde(default)]
     id: Value,
     plugin: String,
@@ -127,8 +127,8 @@ async fn calls(host: &Host) -> Result<()> {
     let mut input = BufReader::new(tokio::io::stdin());
     loop {
         let Some(line) = read_line(&mut input).await.map_err(failed)? else { break };
-        let order = match order(&line) {
-            Ok(order) => order,
+        let request = match parse_request(&line) {
+            Ok(request) => request,
             Err(message) => {
                 let answer = json!({"error": {"kind": "parse-error", "message": message}});
                 let _ = answers.send(format!("{answer}\n")).await;
@@ -139,7 +139,7 @@ async fn calls(host: &Host) -> Result<()> {
         let (host, answers) = (host.clone(), answers.clone());
         tokio::spawn(async move {
             let _permit = permit;
-            answer(&host, order, &answers).await;
+            answer(&host, request, &answers).await;
         });
     }
     drop(answers);
@@ -164,40 +164,40 @@ async fn read_line(input: &mut BufReader<Stdin>) -> std::io::Result<Option<Vec<u
 }
 
 /// Reads a call. Fails with the reason.
-fn order(line: &[u8]) -> std::result::Result<Order, String> {
+fn parse_request(line: &[u8]) -> std::result::Result<CallRequest, String> {
     if line.len() as u64 > MAX_LINE {
         return Err("the line is longer than 8 MiB".to_owned());
     }
-    let order: Order = serde_json::from_slice(line).map_err(|error| error.to_string())?;
-    match order.timeout.as_deref().map(cofferdam::parse_duration) {
+    let request: CallRequest = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    match request.timeout.as_deref().map(cofferdam::parse_duration) {
         Some(Err(_)) => Err("timeout is not a duration such as 5s".to_owned()),
-        _ => Ok(order),
+        _ => Ok(request),
     }
 }
 
-async fn answer(host: &Host, order: Order, answers: &mpsc::Sender<String>) {
-    let timeout = order.timeout.as_deref().and_then(|text| cofferdam::parse_duration(text).ok());
+async fn answer(host: &Host, request: CallRequest, answers: &mpsc::Sender<String>) {
+    let timeout = request.timeout.as_deref().and_then(|text| cofferdam::parse_duration(text).ok());
     let context = Context {
-        tenant: order.tenant,
-        traceparent: order.traceparent,
-        metadata: order.metadata,
+        tenant: request.tenant,
+        traceparent: request.traceparent,
+        metadata: request.metadata,
         ..Context::default()
     };
-    let options = CallOptions { context, timeout, stream: order.stream };
-    let mut call = host.call(&order.plugin, &order.method, order.input, options);
+    let options = CallOptions { context, timeout, stream: request.stream };
+    let mut call = host.call(&request.plugin, &request.method, request.input, options);
     let correlation = call.id().to_owned();
     while let Some(item) = call.next().await {
         let line = match item {
-            StreamItem::Item(value) => json!({"id": order.id, "item": value}),
-            StreamItem::Progress(value) => json!({"id": order.id, "progress": value}),
+            StreamItem::Item(value) => json!({"id": request.id, "item": value}),
+            StreamItem::Progress(value) => json!({"id": request.id, "progress": value}),
         };
         if answers.send(format!("{line}\n")).await.is_err() {
             return;
         }
     }
     let line = match call.result().await {
-        Ok(result) => json!({"id": order.id, "correlationId": correlation, "result": result}),
-        Err(error) => json!({"id": order.id, "correlationId": correlation, "error": error.to_json()}),
+        Ok(result) => json!({"id": request.id, "correlationId": correlation, "result": result}),
+        Err(error) => json!({"id": request.id, "correlationId": correlation, "error": error.to_json()}),
     };
     let _ = answers.send(format!("{line}\n")).await;
 }

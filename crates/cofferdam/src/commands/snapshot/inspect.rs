@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use cofferdam::registry::machines::{ArchiveInfo, SnapshotInfo, inspect_archive};
+use cofferdam::registry::vms::{ArchiveInfo, SnapshotInfo, inspect_archive};
 use cofferdam::{ByteSize, Result};
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::code::{BackendProfile, Executor, Origin, Screened, Started};
-use cofferdam::registry::machines::{LARGEST_WORKSPACE, SnapshotInfo, VmSnapshots};
+use cofferdam::registry::vms::{LARGEST_WORKSPACE, SnapshotInfo, VmSnapshots};
 use cofferdam::{
     Backend, Error, ErrorKind, ExecHandle, ExecId, OutputEvent, Result, Sandbox, Snapshot, Spec, SpecBuilder,
 };

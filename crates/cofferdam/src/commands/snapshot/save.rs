@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::code::{Execution, Screened, Started};
-use cofferdam::registry::machines::{ArchiveKey, SavedArchive, SnapshotInfo, VmSnapshots};
+use cofferdam::registry::vms::{ArchiveKey, SavedArchive, SnapshotInfo, VmSnapshots};
 use cofferdam::registry::{self, VM_BACKEND};
 use cofferdam::{ByteSize, Error, ErrorKind, Exit, OutputEvent, Result, Snapshot};
 use serde_json::{Value, json};

@@ -1,12 +1,12 @@
 //! The process backend on hosts with version 2 of control groups only: in a guest, because the kernel under the tests
 //! may have version 1. One boot serves all tests. `script.sh` contains the commands.
 
-mod machine;
+mod vm;
 
 use serde_json::Value;
 
 use crate::hostile::table::kernel_memory::FORMS;
-use machine::Case;
+use vm::Case;
 
 /// Tolerance of the host's memory: the guest's own programs allocate and free some too.
 const SLACK_MIB: u64 = 192;
@@ -15,7 +15,7 @@ const LIMIT_MIB: u64 = 64;
 const ENVIRONMENTS: [&str; 2] = ["root", "delegated"];
 /// Runs a test on the cases of the guest, or prints that it is skipped.
 fn check(test: &str, check: impl FnOnce(&dyn Fn(&str) -> Case)) {
-    let Some(cases) = machine::cases(test) else { return };
+    let Some(cases) = vm::cases(test) else { return };
     check(&|name| cases.get(name).unwrap_or_else(|| panic!("the script has no case {name:?}")).clone());
 }
 

@@ -173,5 +173,5 @@ fn doctor_reports_engines() {
 fn container_snapshot_on_a_server_survives_its_sandbox() {
     let Some(mut serve) = with_engine(cofferdam()) else { return };
     serve.args(["serve", "--backend", "docker"]);
-    super::machines::check_snapshot_on_a_server(serve);
+    super::vms::check_snapshot_on_a_server(serve);
 }

@@ -142,14 +142,31 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --backend docker script.py", Row::WithEngine),
     ("cofferdam run --backend docker:runsc", Row::WithEngine),
     ("SANDBOX_TYPE=docker ", Row::WithEngine),
+    ("cofferdam image ls --on-server", Row::Tested("needs a server", "images_of_a_server_are_loaded_used_and_removed")),
     ("cofferdam image ls --engine", Row::WithEngine),
     ("cofferdam image ls", Row::Here),
     ("cofferdam image build", Row::Tested("takes long; every run of the tests makes this image", "make_base_image")),
     ("cofferdam image prune", Row::Here),
+    (
+        "cofferdam image load saved.tar --on-server",
+        Row::Tested("needs a server", "images_of_a_server_are_loaded_used_and_removed"),
+    ),
+    (
+        "cofferdam image load saved.tar --server",
+        Row::Tested("needs a server", "images_of_a_server_are_loaded_used_and_removed"),
+    ),
     ("cofferdam image load", Row::Tested("needs an archive", "images_are_loaded_from_an_archive")),
+    (
+        "cofferdam image rm python:3.13-slim --on-server",
+        Row::Tested("needs a server", "images_of_a_server_are_loaded_used_and_removed"),
+    ),
     (
         "cofferdam image pull --engine",
         Row::Tested("needs a public registry", "an_image_comes_from_a_registry_with_its_progress"),
+    ),
+    (
+        "cofferdam image pull python:3.13-slim --on-server",
+        Row::Tested("needs a registry", "images_of_a_server_are_loaded_used_and_removed"),
     ),
     ("cofferdam image pull", Row::Tested("needs a public registry", "an_image_is_pulled_with_the_logins_of_docker")),
     ("cofferdam run --image", Row::Tested("needs those images", "images_are_made_from_directories_and_listed")),

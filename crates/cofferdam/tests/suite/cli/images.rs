@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{cofferdam, json as parsed, outcome};
+use super::{WEAKER, cofferdam, json as parsed, outcome};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The user `tester` and the bcrypt hash of the password `open sesame`.
@@ -254,7 +254,23 @@ fn fill(storage: &Path) {
     put(repository.join("_manifests/tags/1/current/link"), digest(&manifest).as_bytes());
 }
 
-/// Promise (Images): A pull uses the logins of Docker, also those of a credential helper.
+/// Pulls an image by a server that has a search path, in place of the one in the store.
+fn pull_on_server(home: &Home, name: &str, path: &str) {
+    let run = |words: &[&str]| {
+        let mut command = cofferdam();
+        command.args(words).env("XDG_STATE_HOME", home.path("state")).env("HOME", home.temp.path());
+        outcome(command.env("XDG_RUNTIME_DIR", home.temp.path()).env("PATH", path))
+    };
+    let removed = run(&["image", "rm", name]);
+    let started = run(&["serve", "--detach", "--allow-weaker", WEAKER, "--warm", "0"]);
+    let pulled = run(&["image", "pull", name, "--on-server"]);
+    let stopped = run(&["serve", "stop"]);
+    assert_eq!((removed.0, started.0, stopped.0), (0, 0, 0), "{removed:?} {started:?} {stopped:?}");
+    assert_eq!(pulled.1, format!("pulled {name}; use it: cofferdam create --image {name} ...\n"), "{}", pulled.2);
+    assert!(pulled.2.contains(&format!("not kept of its files: {NOT_KEPT}\n")), "{}", pulled.2);
+}
+
+/// Promise (Images): A pull uses the logins of Docker, also those of a credential helper. A server does so for a client.
 #[test]
 fn an_image_is_pulled_with_the_logins_of_docker() {
     let Some(registry) = Registry::start("an_image_is_pulled_with_the_logins_of_docker") else { return };
@@ -276,12 +292,13 @@ fn an_image_is_pulled_with_the_logins_of_docker() {
     fs::create_dir(home.path(".docker")).expect("a directory");
     fs::write(home.path(".docker/config.json"), json!({"credHelpers": {&host: "test"}}).to_string()).expect("a file");
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
-    let (code, stdout, stderr) = outcome(home.command(&["pull", &name]).env("PATH", path));
+    let (code, stdout, stderr) = outcome(home.command(&["pull", &name]).env("PATH", &path));
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.starts_with(&format!("pulled {name};")), "{stdout}");
     assert!(stderr.contains("unpacking layer 1 of 1") && !stderr.contains("sesame"), "{stderr}");
     assert!(stderr.contains(&format!("not kept of its files: {NOT_KEPT}\n")), "{stderr}");
     assert_eq!(home.list()["images"][0]["names"], json!([name]));
+    pull_on_server(&home, &name, &path);
     // A password in the file, which is wrong.
     let auth = "dGVzdGVyOndyb25n";
     fs::write(home.path(".docker/config.json"), json!({"auths": {&host: {"auth": auth}}}).to_string()).expect("a file");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::machines::with_vms;
+use super::vms::with_vms;
 use super::{WEAKER, cofferdam, outcome, run};
 
 /// Seed of the random kill times, for repetition.

@@ -9,13 +9,15 @@ mod copy;
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 mod documented;
 mod documents;
+#[cfg(feature = "vm")]
+mod export_import;
 mod forms;
+#[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
+mod help;
 #[cfg(feature = "images")]
 mod images;
 #[cfg(feature = "vm")]
 mod kills;
-#[cfg(feature = "vm")]
-pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
 mod mounts;
@@ -31,10 +33,10 @@ mod signals;
 #[cfg(feature = "vm")]
 mod snapshots;
 pub mod terminals;
-#[cfg(feature = "vm")]
-mod travels;
 mod upgrades;
 mod usage;
+#[cfg(feature = "vm")]
+pub mod vms;
 mod volumes;
 
 use std::path::Path;

@@ -12,7 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
 
 use super::images::HTPASSWD;
-use super::machines::with_vms;
+use super::vms::with_vms;
 use super::{WEAKER, cofferdam, outcome};
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cofferdam_archive::{Key, Kind, ReadOptions, Reader, WriteOptions, Writer};
 use serde_json::Value;
 
-use super::machines::{with_nothing, with_vms};
+use super::vms::{with_nothing, with_vms};
 use super::{WEAKER, cofferdam, json, outcome, start};
 
 /// A program that keeps random data in memory, checks it, and counts in memory and in a file.

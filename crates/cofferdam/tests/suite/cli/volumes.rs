@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::machines::with_vms;
+use super::vms::with_vms;
 use super::{WEAKER, cofferdam, json, outcome};
 
 /// The state of a user.

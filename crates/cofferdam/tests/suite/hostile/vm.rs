@@ -12,7 +12,7 @@ use super::host::Host;
 use super::row::{Row, WorkspaceKind};
 use super::run::{Outcome, attack_in, block_on, output, report, still_usable, turn, verdict};
 use crate::census::census;
-use crate::cli::machines::{cache, with_vms};
+use crate::cli::vms::{cache, with_vms};
 
 /// The CPU time limit in seconds. All rows share it, and those that do not reach it use much less, even with emulation.
 const CPU_SECONDS: u64 = 4;

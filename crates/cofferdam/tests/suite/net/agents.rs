@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::{PRELUDE, Place, outcome};
-use crate::cli::{WEAKER, containers, machines};
+use crate::cli::{WEAKER, containers, vms};
 
 /// Returns a run of a line of Python in the servers' network, under a backend.
 fn run(place: &Place, backend: &str, policy: &str, code: &str) -> Command {
@@ -166,7 +166,7 @@ fn a_container_has_secrets_and_budgets() {
 fn a_vm_has_secrets_and_budgets() {
     let test = "a_vm_has_secrets_and_budgets";
     let Some(place) = Place::new(test) else { return };
-    check_rules(&place, "vm", |run| machines::with_vms(run, test));
+    check_rules(&place, "vm", |run| vms::with_vms(run, test));
 }
 
 /// Promise (Network): A container reaches the hosts and ports of its policy by name, and nothing else.
@@ -216,5 +216,5 @@ fn refused_connections_of_a_container_are_listed() {
 fn a_vm_reaches_the_hosts_of_its_policy() {
     let test = "a_vm_reaches_the_hosts_of_its_policy";
     let Some(place) = Place::new(test) else { return };
-    check(&place, "vm", |run| machines::with_vms(run, test));
+    check(&place, "vm", |run| vms::with_vms(run, test));
 }

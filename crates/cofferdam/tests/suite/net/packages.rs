@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::{Place, USERS, outcome};
 #[cfg(all(feature = "container", feature = "vm"))]
-use crate::cli::{containers, machines};
+use crate::cli::{containers, vms};
 
 /// The text that is in each package.
 const TEXT: &str = "the package came through the gateway";
@@ -262,7 +262,7 @@ mod images {
     fn packages_install_in_a_container() {
         let test = "packages_install_in_a_container";
         let Some(place) = place(test) else { return };
-        let Some(command) = containers::with_engine(machines::with_cache(cofferdam())) else { return };
+        let Some(command) = containers::with_engine(vms::with_cache(cofferdam())) else { return };
         build(command, &["image", "build", "--engine"]);
         if let Some(sysroot) = toolchain() {
             add_toolchain(&place, &sysroot);
@@ -284,7 +284,7 @@ mod images {
     fn packages_install_in_a_vm() {
         let test = "packages_install_in_a_vm";
         let Some(place) = place(test) else { return };
-        let Some(command) = machines::with_vms(cofferdam(), test) else { return };
+        let Some(command) = vms::with_vms(cofferdam(), test) else { return };
         build(command, &["vm", "build-image"]);
         if let Some(sysroot) = toolchain() {
             add_cargo(&place, &sysroot);
@@ -299,7 +299,7 @@ mod images {
             let options = ["--net", policy, "--stdin", "--cpu-time", "300s", "--timeout", "300s"];
             let mut command = place.command_under("vm", &options);
             command.args(["--", "sh", "-c", &format!("tar -x --no-same-owner -C /workspace || exit\n{script}")]);
-            let mut command = machines::with_vms(command, test).expect("VMs are available");
+            let mut command = vms::with_vms(command, test).expect("VMs are available");
             outcome(command.env("COFFERDAM_VM_IMAGE", IMAGE).stdin(File::open(&archive).expect("the archive")))
         });
     }

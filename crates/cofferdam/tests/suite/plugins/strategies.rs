@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::cli::{WEAKER, containers, machines};
+use crate::cli::{WEAKER, containers, vms};
 
 /// The methods of the plugin of the SDKs' conformance suite.
 const METHODS: &str = "
@@ -179,12 +179,12 @@ fn a_plugin_behaves_the_same_in_vms() {
     readable(package.path());
     let test = "a_plugin_behaves_the_same_in_vms";
     let build = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
-    let Some(mut build) = machines::with_vms(build, test) else { return };
+    let Some(mut build) = vms::with_vms(build, test) else { return };
     // The image of other tests has the smallest Python, which lacks modules of the SDK.
     let built = build.args(["vm", "build-image", "--name", "plugin-tests"]).output().expect("it runs");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     check(package.path(), &["--strategy", "vm"], |run| {
-        let mut run = machines::with_vms(run, test)?;
+        let mut run = vms::with_vms(run, test)?;
         run.env("COFFERDAM_VM_IMAGE", "plugin-tests");
         Some(run)
     });

@@ -4,8 +4,8 @@
 mod http;
 pub mod inside;
 mod life;
+mod other_users;
 mod runs;
-mod strangers;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::machines::{sample_root, with_nothing, with_vms};
 use super::snapshots::{key_file, refused, snapshot};
+use super::vms::{sample_root, with_nothing, with_vms};
 use super::{WEAKER, cofferdam, json, outcome, start};
 
 /// A user with a separate image store.

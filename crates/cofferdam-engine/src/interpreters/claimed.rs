@@ -1,4 +1,4 @@
-//! A prepared interpreter with the request that it was taken for, and a view of its sandbox with the request's spec.
+//! A prepared interpreter with the request that claimed it, and a view of its sandbox with the request's spec.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use cofferdam_contract::{
 };
 use cofferdam_interpreter::WarmInterpreter;
 
-/// A prepared interpreter that was taken for one request. Dropping it ends it.
+/// A prepared interpreter that one request claimed. Dropping it ends it.
 #[derive(Debug)]
-pub struct Taken {
+pub struct ClaimedInterpreter {
     pub(super) interpreter: WarmInterpreter,
     pub(super) spec: Spec,
     pub(super) request: ExecRequest,
 }
 
-impl Taken {
+impl ClaimedInterpreter {
     /// Passes the request to the interpreter. Returns when the code is about to run.
     ///
     /// # Behavior

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 /// The beginning and the end of a stream. Text is UTF-8. Each invalid byte counts and shows as at most one character.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ends {
+pub struct HeadTail {
     pub(crate) head: Vec<u8>,
     /// Number of characters between the two; 0 if the head is everything.
     pub(crate) between: u64,
     pub(crate) tail: Vec<u8>,
 }
 
-impl Ends {
+impl HeadTail {
     /// Returns the stream as text of at most `max` characters. A longer stream is reduced to its beginning and end,
     /// with a line between them that states how much is omitted. The flag is true if anything is omitted.
     pub fn text(&self, max: usize) -> (String, bool) {
@@ -50,9 +50,9 @@ impl Text {
     }
 }
 
-/// A buffer that collects the ends of a stream.
+/// A buffer that collects the head and the tail of a stream.
 #[derive(Debug)]
-pub struct EndsBuffer {
+pub struct HeadTailBuffer {
     /// Number of bytes kept of the beginning, and of the end.
     max: usize,
     head: Vec<u8>,
@@ -64,7 +64,7 @@ pub struct EndsBuffer {
     later: bool,
 }
 
-impl EndsBuffer {
+impl HeadTailBuffer {
     /// Creates a buffer for `bytes` bytes of the beginning and as many of the end.
     pub fn new(bytes: usize) -> Self {
         Self { max: bytes, head: Vec::new(), tail: VecDeque::new(), between: 0, passed: 0, later: false }
@@ -92,18 +92,18 @@ impl EndsBuffer {
         self.between += characters(self.tail.drain(..)) + bytes;
     }
 
-    /// Returns the ends. A character that was cut counts as one between them.
-    pub fn ends(mut self) -> Ends {
+    /// Returns both. A character that was cut counts as one between them.
+    pub fn head_tail(mut self) -> HeadTail {
         let tail = self.tail.make_contiguous();
         if self.passed == 0 {
             self.head.extend_from_slice(tail);
-            return Ends { head: self.head, ..Ends::default() };
+            return HeadTail { head: self.head, ..HeadTail::default() };
         }
         let begun = begun(&self.head);
         self.head.truncate(self.head.len() - begun);
         let going_on = tail.iter().take(3).take_while(|byte| is_later(**byte)).count();
         let between = (self.between + u64::from(begun > 0)).max(1);
-        Ends { head: self.head, between, tail: tail[going_on..].to_vec() }
+        HeadTail { head: self.head, between, tail: tail[going_on..].to_vec() }
     }
 }
 
@@ -138,13 +138,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parts(kept: EndsBuffer) -> (Vec<u8>, u64, Vec<u8>) {
-        let Ends { head, between, tail } = kept.ends();
+    fn parts(kept: HeadTailBuffer) -> (Vec<u8>, u64, Vec<u8>) {
+        let HeadTail { head, between, tail } = kept.head_tail();
         (head, between, tail)
     }
 
     fn kept(max: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
-        let mut kept = EndsBuffer::new(4 * max);
+        let mut kept = HeadTailBuffer::new(4 * max);
         pieces.iter().for_each(|piece| kept.take(piece));
         parts(kept)
     }
@@ -165,7 +165,7 @@ mod tests {
                 text.chars().count() as u64
             );
         }
-        let mut lost = EndsBuffer::new(4);
+        let mut lost = HeadTailBuffer::new(4);
         lost.take(b"ab");
         lost.lose(7);
         lost.take(b"yz");

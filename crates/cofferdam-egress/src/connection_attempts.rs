@@ -1,7 +1,7 @@
 //! Connections to ports that no rule has. The kernel refuses them, and a raw socket in the sandbox's network shows them.
 //!
-//! The socket is a listener only: it gets copies of packets, and changes nothing. Its filter passes requests for a
-//! connection alone, and what does not fit in its queue is lost.
+//! The socket is a listener only: it gets copies of packets, and changes nothing. Its filter passes connection
+//! attempts alone, and what does not fit in its queue is lost.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -14,20 +14,20 @@ use tokio::net::UdpSocket;
 const MAX_HEADERS: usize = 60 + 20;
 /// The maximum of packets that are read at once.
 const MAX_READ: usize = 1024;
-/// The flags of TCP in its header, and those that only a request for a connection has.
+/// The flags of TCP in its header, and those that only a connection attempt has.
 const FLAGS: usize = 13;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-/// A raw socket that receives the requests for connections within a sandbox's network.
+/// A raw socket that receives connection attempts within a sandbox's network.
 #[derive(Debug)]
-pub struct Requests {
+pub struct ConnectionAttempts {
     socket: UdpSocket,
     /// The addresses and ports on which the gateway listens.
     served: Vec<SocketAddrV4>,
 }
 
-impl Requests {
+impl ConnectionAttempts {
     /// Takes over a raw socket. Must be called in a tokio runtime.
     pub fn new(socket: OwnedFd, served: Vec<SocketAddrV4>) -> io::Result<Self> {
         // Only the calls to receive are used, which are those of any socket with messages.
@@ -36,7 +36,7 @@ impl Requests {
         Ok(Self { socket: UdpSocket::from_std(socket)?, served })
     }
 
-    /// Waits for the next request that the gateway does not serve.
+    /// Waits for the next attempt that the gateway does not serve.
     pub async fn next(&self) -> io::Result<SocketAddrV4> {
         let mut packet = [0; MAX_HEADERS];
         loop {
@@ -47,7 +47,7 @@ impl Requests {
         }
     }
 
-    /// Returns the requests that have arrived and are not read yet. The kernel queues a request before it refuses it, so
+    /// Returns the attempts that have arrived and are not read yet. The kernel queues an attempt before it refuses it, so
     /// none is missing that a program knows of.
     pub fn arrived(&self) -> Vec<SocketAddrV4> {
         let mut packet = [0; MAX_HEADERS];
@@ -60,14 +60,14 @@ impl Requests {
     }
 
     fn unserved(&self, packet: &[u8]) -> Option<SocketAddrV4> {
-        let to = requested(packet)?;
+        let to = attempted(packet)?;
         let serves = |at: &SocketAddrV4| at.port() == to.port() && (at.ip().is_unspecified() || at.ip() == to.ip());
         (!self.served.iter().any(serves)).then_some(to)
     }
 }
 
-/// Returns the destination of a packet that requests a connection.
-fn requested(packet: &[u8]) -> Option<SocketAddrV4> {
+/// Returns the destination of a packet that begins a connection.
+fn attempted(packet: &[u8]) -> Option<SocketAddrV4> {
     let (ip, tcp) = packet.split_at_checked(usize::from(packet.first()? & 0x0f) * 4)?;
     let address: [u8; 4] = ip.get(16..20)?.try_into().ok()?;
     let port: [u8; 2] = tcp.get(2..4)?.try_into().ok()?;
@@ -90,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_recognised_by_their_flags() {
+    fn connection_attempts_are_recognised_by_their_flags() {
         let to = SocketAddrV4::new(Ipv4Addr::new(198, 18, 1, 7), 6667);
         for options in [0, 4, 40] {
-            assert_eq!(requested(&packet(options, to, SYN)), Some(to));
+            assert_eq!(attempted(&packet(options, to, SYN)), Some(to));
             // With congestion notification.
-            assert_eq!(requested(&packet(options, to, SYN | 0xc0)), Some(to));
+            assert_eq!(attempted(&packet(options, to, SYN | 0xc0)), Some(to));
             for flags in [0, ACK, SYN | ACK, 0x14] {
-                assert_eq!(requested(&packet(options, to, flags)), None, "{flags}");
+                assert_eq!(attempted(&packet(options, to, flags)), None, "{flags}");
             }
         }
     }
@@ -107,7 +107,7 @@ mod tests {
         let at = |address: [u8; 4], port| SocketAddrV4::new(address.into(), port);
         let (ours, _theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let served = vec![at([0, 0, 0, 0], 443), at([198, 18, 0, 1], 3128)];
-        let requests = Requests::new(ours.into(), served).unwrap();
+        let attempts = ConnectionAttempts::new(ours.into(), served).unwrap();
         for (to, unserved) in [
             (at([198, 18, 1, 0], 443), false),
             (at([8, 8, 8, 8], 443), false),
@@ -115,14 +115,14 @@ mod tests {
             (at([198, 18, 1, 0], 3128), true),
             (at([198, 18, 1, 0], 22), true),
         ] {
-            assert_eq!(requests.unserved(&packet(0, to, SYN)).is_some(), unserved, "{to}");
+            assert_eq!(attempts.unserved(&packet(0, to, SYN)).is_some(), unserved, "{to}");
         }
     }
 
     proptest! {
         #[test]
         fn no_packet_does_harm(packet in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _ = requested(&packet);
+            let _ = attempted(&packet);
         }
     }
 }

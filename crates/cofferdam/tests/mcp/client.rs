@@ -46,7 +46,7 @@ pub fn webassembly(test: &str) -> Option<Place> {
 }
 
 /// Returns the VM backend if the tests may start VMs.
-pub fn machines(test: &str) -> Option<Place> {
+pub fn vms(test: &str) -> Option<Place> {
     if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
         println!("SKIP {test}: tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1");
         return None;
@@ -96,7 +96,7 @@ impl Place {
 }
 
 /// A connection of the previous protocol revision with its own server.
-pub struct Talk {
+pub struct Client {
     child: Child,
     input: Option<ChildStdin>,
     output: Receiver<Value>,
@@ -104,7 +104,7 @@ pub struct Talk {
     last: u64,
 }
 
-impl Talk {
+impl Client {
     /// Starts a server with these additional arguments, and begins a session.
     pub fn new(place: &Place, arguments: &[&str]) -> Self {
         let mut child = Command::new(cofferdam())
@@ -127,13 +127,13 @@ impl Talk {
             }
         });
         let input = child.stdin.take();
-        let mut talk = Self { child, input, output, came: BTreeMap::new(), last: 0 };
+        let mut client = Self { child, input, output, came: BTreeMap::new(), last: 0 };
         let info =
             json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});
-        let id = talk.request("initialize", info);
-        assert_eq!(talk.answer(id)["result"]["protocolVersion"], "2025-11-25");
-        talk.say(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-        talk
+        let id = client.request("initialize", info);
+        assert_eq!(client.answer(id)["result"]["protocolVersion"], "2025-11-25");
+        client.say(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        client
     }
 
     fn say(&mut self, message: &Value) {
@@ -216,7 +216,7 @@ impl Talk {
     }
 }
 
-impl Drop for Talk {
+impl Drop for Client {
     /// Ends the server if the test failed before.
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {

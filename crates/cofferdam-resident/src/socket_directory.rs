@@ -73,33 +73,33 @@ fn is_ours(path: &Path) -> bool {
 #[derive(Debug)]
 pub struct SocketDirectory {
     path: PathBuf,
-    directory: OwnedFd,
+    fd: OwnedFd,
 }
 
 impl SocketDirectory {
     /// Opens the directory. Returns `None` if it does not exist. Refuses one that another user owns or can enter.
     pub fn open(path: PathBuf) -> Result<Option<Self>> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
-        let directory = match rustix::fs::open(&path, flags, Mode::empty()) {
-            Ok(directory) => directory,
+        let fd = match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::NOTDIR | Errno::LOOP) => {
-                return Err(error::unsafe_place(&path, "is a symbolic link or not a directory"));
+                return Err(error::unsafe_directory(&path, "is a symbolic link or not a directory"));
             }
             Err(errno) => return Err(error::os("cannot open the server's directory", errno)),
         };
-        let stat = rustix::fs::fstat(&directory).map_err(|errno| error::os("cannot inspect the directory", errno))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| error::os("cannot inspect the directory", errno))?;
         if stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(error::unsafe_place(&path, "belongs to another user"));
+            return Err(error::unsafe_directory(&path, "belongs to another user"));
         }
         if stat.st_mode & 0o077 != 0 {
-            return Err(error::unsafe_place(&path, "can be entered by other users"));
+            return Err(error::unsafe_directory(&path, "can be entered by other users"));
         }
         // Other users could replace the directory.
         trust::check(&path, Secrecy::Secret).map_err(|distrust| {
-            error::unsafe_place(&path, &format!("is not trusted: {distrust} ({})", distrust.remedy()))
+            error::unsafe_directory(&path, &format!("is not trusted: {distrust} ({})", distrust.remedy()))
         })?;
-        Ok(Some(Self { path, directory }))
+        Ok(Some(Self { path, fd }))
     }
 
     /// Creates the directory if it does not exist, and opens it.
@@ -111,7 +111,7 @@ impl SocketDirectory {
                     .with_context("path", path.display().to_string()));
             }
         }
-        Self::open(path.clone())?.ok_or_else(|| error::unsafe_place(&path, "was removed in the meantime"))
+        Self::open(path.clone())?.ok_or_else(|| error::unsafe_directory(&path, "was removed in the meantime"))
     }
 
     /// Returns the socket's path, for display.
@@ -122,7 +122,7 @@ impl SocketDirectory {
     /// Returns a path for a file in the directory that stays valid if the directory's path changes, and that is short
     /// enough for a socket.
     fn inside(&self, name: &str) -> String {
-        format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd())
+        format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd())
     }
 
     /// Connects to the server and identifies its process, which must hold the lock. Returns `None` if no server
@@ -133,7 +133,7 @@ impl SocketDirectory {
             Ok(stream) => {
                 let peer = Peer::of(&stream)?;
                 if self.locked_by() != Some(peer.pid()) {
-                    return Err(error::unsafe_place(
+                    return Err(error::unsafe_directory(
                         &self.path,
                         "contains the socket of a process that does not hold the lock",
                     ));
@@ -148,7 +148,7 @@ impl SocketDirectory {
     /// Returns the process id in the lock file, if the lock is held.
     fn locked_by(&self) -> Option<u32> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::openat(&self.directory, LOCK, flags, Mode::empty()).ok()?);
+        let mut file = File::from(rustix::fs::openat(&self.fd, LOCK, flags, Mode::empty()).ok()?);
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
             Err(Errno::WOULDBLOCK) => holder(&mut file),
             _ => None,
@@ -157,7 +157,7 @@ impl SocketDirectory {
 
     /// Returns true if a server holds the lock.
     pub fn is_taken(&self) -> bool {
-        let file = rustix::fs::openat(&self.directory, LOCK, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let file = rustix::fs::openat(&self.fd, LOCK, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         file.is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
     }
 
@@ -171,24 +171,24 @@ impl SocketDirectory {
                 return Ok(claimed);
             }
         }
-        Err(error::unsafe_place(path, "is removed repeatedly"))
+        Err(error::unsafe_directory(path, "is removed repeatedly"))
     }
 
     /// Returns `None` if the directory was removed in the meantime, by a server that ended.
     fn listen(self) -> Result<Option<Claimed>> {
         let Some(lock) = self.lock()? else { return Ok(None) };
-        let _ = rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.fd, SOCKET, AtFlags::empty());
         let listener = UnixListener::bind(self.inside(SOCKET)).map_err(|error| error::os("cannot listen", error))?;
         // Other users cannot enter the directory. The mode is for tools that inspect the socket.
-        rustix::fs::chmodat(&self.directory, SOCKET, Mode::RUSR | Mode::WUSR, AtFlags::empty())
+        rustix::fs::chmodat(&self.fd, SOCKET, Mode::RUSR | Mode::WUSR, AtFlags::empty())
             .map_err(|errno| error::os("cannot protect the socket", errno))?;
-        Ok(Some(Claimed { place: self, listener: Some(listener), _lock: lock }))
+        Ok(Some(Claimed { directory: self, listener: Some(listener), _lock: lock }))
     }
 
     fn lock(&self) -> Result<Option<File>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         for _ in 0..TRIES {
-            let mut file = match rustix::fs::openat(&self.directory, LOCK, flags, Mode::RUSR | Mode::WUSR) {
+            let mut file = match rustix::fs::openat(&self.fd, LOCK, flags, Mode::RUSR | Mode::WUSR) {
                 Ok(file) => File::from(file),
                 Err(Errno::NOENT) => return Ok(None),
                 Err(errno) => return Err(error::os("cannot open the lock", errno)),
@@ -199,7 +199,7 @@ impl SocketDirectory {
                 Err(errno) => return Err(error::os("cannot lock", errno)),
             }
             // A server that ended in the meantime may have removed the locked file.
-            let named = rustix::fs::statat(&self.directory, LOCK, AtFlags::SYMLINK_NOFOLLOW);
+            let named = rustix::fs::statat(&self.fd, LOCK, AtFlags::SYMLINK_NOFOLLOW);
             let locked = rustix::fs::fstat(&file).map_err(|errno| error::os("cannot inspect the lock", errno))?;
             if named.is_ok_and(|named| (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)) {
                 sign(&mut file).map_err(|error| error::os("cannot write to the lock", error))?;
@@ -225,7 +225,7 @@ fn sign(file: &mut File) -> std::io::Result<()> {
 /// A directory that this process serves as its server. Dropping it removes the socket, the lock and the directory.
 #[derive(Debug)]
 pub struct Claimed {
-    place: SocketDirectory,
+    directory: SocketDirectory,
     listener: Option<UnixListener>,
     _lock: File,
 }
@@ -238,12 +238,12 @@ impl Claimed {
 
     /// Returns the path of the socket.
     pub fn socket(&self) -> PathBuf {
-        self.place.socket()
+        self.directory.socket()
     }
 
     /// Removes the socket, so that no new client finds it.
     pub(crate) fn hide(&self) {
-        let _ = rustix::fs::unlinkat(&self.place.directory, SOCKET, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.directory.fd, SOCKET, AtFlags::empty());
     }
 }
 
@@ -251,9 +251,9 @@ impl Drop for Claimed {
     fn drop(&mut self) {
         self.hide();
         // Remove the file while it is locked: a process that locks it later sees that it has no name.
-        let _ = rustix::fs::unlinkat(&self.place.directory, LOCK, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.directory.fd, LOCK, AtFlags::empty());
         // Fails if the directory has other files, which this process must not remove.
-        let _ = rustix::fs::rmdir(&self.place.path);
+        let _ = rustix::fs::rmdir(&self.directory.path);
     }
 }
 
@@ -281,21 +281,21 @@ mod tests {
     fn second_server_is_refused_and_directory_is_removed() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("cofferdam");
-        let place = || SocketDirectory::make(path.clone()).unwrap();
+        let directory = || SocketDirectory::make(path.clone()).unwrap();
         let first = SocketDirectory::claim(&path).unwrap();
-        assert!(place().is_taken() && place().connect().unwrap().is_some());
+        assert!(directory().is_taken() && directory().connect().unwrap().is_some());
         let error = SocketDirectory::claim(&path).unwrap_err();
         assert!(error.message().contains(&std::process::id().to_string()), "{error}");
-        let removed = place();
+        let removed = directory();
         drop(first);
         assert!(!path.exists() && removed.listen().unwrap().is_none());
         // A stale socket, as a killed server leaves it, is replaced.
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
         drop(UnixListener::bind(path.join(SOCKET)).unwrap());
-        assert!(place().connect().unwrap().is_none() && !place().is_taken());
+        assert!(directory().connect().unwrap().is_none() && !directory().is_taken());
         let again = SocketDirectory::claim(&path).unwrap();
-        assert!(place().connect().unwrap().is_some());
+        assert!(directory().connect().unwrap().is_some());
         drop(again);
     }
 

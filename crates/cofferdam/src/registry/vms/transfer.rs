@@ -9,7 +9,7 @@ use cofferdam_image::{ExportOptions, Exported, ImportOptions, Taken};
 use serde::Serialize;
 
 use super::archives::{PIECE, open};
-use super::made::{blocking, shown};
+use super::create::{blocking, shown};
 use super::{ArchiveKey, Existing, Images, SavedArchive, VmImage, Watch};
 
 const IMPORT: &str = "import image";

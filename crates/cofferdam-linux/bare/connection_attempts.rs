@@ -1,4 +1,4 @@
-//! Constants for a raw socket that shows the requests for connections within a network. Programs with and without a C
+//! Constants for a raw socket that shows connection attempts within a network. Programs with and without a C
 //! library are compiled from this file.
 
 /// The number of bytes that the filter passes of a packet: the longest headers of IPv4 and the fixed ones of TCP.

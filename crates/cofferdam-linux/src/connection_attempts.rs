@@ -1,4 +1,4 @@
-//! A raw socket that shows the requests for connections within a network namespace, also those that the kernel refuses.
+//! A raw socket that shows connection attempts within a network namespace, also those that the kernel refuses.
 //!
 //! It needs `CAP_NET_RAW` in the user namespace that owns the network namespace.
 
@@ -20,7 +20,7 @@ use crate::spawn::{self, Fork};
 use crate::sys::check_int;
 
 #[expect(dead_code, reason = "shared with other programs, which use other parts")]
-#[path = "../bare/requests.rs"]
+#[path = "../bare/connection_attempts.rs"]
 mod bare;
 
 /// The request of `ioctl` for the user namespace that owns a namespace.
@@ -31,8 +31,8 @@ pub fn open() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::TCP))?)
 }
 
-/// Lets a raw socket of TCP receive nothing but requests for connections.
-pub fn pass_requests(socket: BorrowedFd<'_>) -> io::Result<()> {
+/// Lets a raw socket of TCP receive connection attempts only.
+pub fn attach_syn_filter(socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut filter = bare::FILTER;
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr().cast() };
     let size = size_of::<libc::sock_fprog>() as libc::socklen_t;
@@ -119,8 +119,8 @@ fn send_from(
         namespace::join(network, kind::NET)?;
     }
     let socket = open()?;
-    pass_requests(socket.as_fd())?;
-    // Last, so that it is set only if its requests are seen.
+    attach_syn_filter(socket.as_fd())?;
+    // Last, so that it is set only if connection attempts are seen.
     route_to_loopback(source)?;
     message::send(to, &[0], &[socket.as_fd()])
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_in_the_network_of_another_process_are_seen() {
+    fn connection_attempts_in_the_network_of_another_process_are_seen() {
         let child = match spawn::fork(kind::USER | kind::NET, None, None) {
             Ok(Fork::Child) => {
                 let _ = die_with_parent().and_then(|()| namespace::loopback_up());
@@ -156,7 +156,7 @@ mod tests {
             }
             Ok(Fork::Parent(child)) => child,
             Err(error) => {
-                return println!("SKIP requests_in_the_network_of_another_process_are_seen: {error}");
+                return println!("SKIP connection_attempts_in_the_network_of_another_process_are_seen: {error}");
             }
         };
         let opened = open_beside(directory(&child.to_string()).as_fd(), Ipv4Addr::LOCALHOST);

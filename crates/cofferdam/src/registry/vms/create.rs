@@ -11,12 +11,12 @@ use cofferdam_image::{
 use cofferdam_vm::{HostPaths, VmBackend, VmConfig, VmSettings};
 use serde::Serialize;
 
-use crate::registry::{ImageProgress, ImageStep, cache, stored};
+use crate::registry::{ImageProgress, ImageStep, cache, image_store};
 
 /// Returns the configuration of the backend.
 pub(in crate::registry) fn config(settings: &VmSettings) -> Result<VmConfig> {
     let search_path = std::env::var_os("PATH");
-    settings.config(&HostPaths { cache: cache(), container_images: stored::directory(), search_path })
+    settings.config(&HostPaths { cache: cache(), container_images: image_store::directory(), search_path })
 }
 
 /// Creates the backend. Nothing is examined or started before the first sandbox.
@@ -244,7 +244,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::machines::DEFAULT_IMAGE;
+    use crate::registry::vms::DEFAULT_IMAGE;
     use crate::registry::{Setup, VM_BACKEND, fingerprint};
 
     #[test]

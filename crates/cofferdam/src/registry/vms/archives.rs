@@ -13,7 +13,9 @@ use cofferdam_contract::{
     Backend, ByteSize, Error, ErrorKind, ExecHandle, ExecId, Limits, Result, Sandbox, Snapshot, Spec,
 };
 use cofferdam_linux::trust::{self, Secrecy};
-use cofferdam_vm::{LoadOptions, SaveOptions, SnapshotManifest, Travelled, VmBackend, VmError, VmSettings, VmSnapshot};
+use cofferdam_vm::{
+    LoadOptions, SaveOptions, SnapshotDocument, SnapshotManifest, VmBackend, VmError, VmSettings, VmSnapshot,
+};
 use serde::Serialize;
 
 use crate::registry::{ImageProgress, ImageStep};
@@ -250,8 +252,8 @@ pub fn inspect_archive(path: &Path, key: Option<&ArchiveKey>, verify: Option<Wat
 }
 
 fn info(summary: &Summary, bytes: u64, verified: Option<String>) -> ArchiveInfo {
-    let (machine, odd) = match summary.documents.as_deref().map(Travelled::read) {
-        Some(Ok(travelled)) => (Some(travelled.manifest().into()), None),
+    let (machine, odd) = match summary.documents.as_deref().map(SnapshotDocument::read) {
+        Some(Ok(document)) => (Some(document.manifest().into()), None),
         Some(Err(error)) => (None, Some(error.to_string())),
         None => (None, None),
     };

@@ -6,10 +6,10 @@ use tokio::sync::RwLock;
 
 /// A lock, shared by concurrent calls and exclusive for a snapshot or fork.
 #[derive(Debug, Default)]
-pub struct Steady(RwLock<()>);
+pub struct SnapshotGate(RwLock<()>);
 
 #[async_trait]
-impl SandboxLayer for Steady {
+impl SandboxLayer for SnapshotGate {
     async fn admit<'a>(&'a self, sharing: Sharing) -> Permit<'a> {
         match sharing {
             Sharing::Shared => Some(Box::new(self.0.read().await)),

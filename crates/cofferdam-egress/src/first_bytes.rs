@@ -1,4 +1,4 @@
-//! The begin of a connection, which shows its protocol.
+//! The first bytes of a connection, which show its protocol.
 
 use std::io;
 use std::time::Duration;
@@ -14,8 +14,8 @@ pub const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum of reads of a first message. Each parses everything again.
 const MAX_READS: usize = 64;
 
-/// The begin of a connection.
-pub enum Begun {
+/// The first bytes of a connection: their sender and their protocol.
+pub enum FirstBytes {
     /// The client sent a first message of this protocol.
     Client(Protocol),
     /// The server sent first: another protocol than those that are checked.
@@ -32,37 +32,37 @@ pub async fn recognise(
     server: &TcpStream,
     first: &mut Vec<u8>,
     greeting: &mut Vec<u8>,
-) -> Begun {
+) -> FirstBytes {
     loop {
         tokio::select! {
             biased;
             read = client.read_buf(first) => match read {
                 Ok(1..) => break,
-                _ => return Begun::Closed,
+                _ => return FirstBytes::Closed,
             },
             _ = server.readable() => match server.try_read_buf(greeting) {
-                Ok(1..) => return Begun::Server,
+                Ok(1..) => return FirstBytes::Server,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                _ => return Begun::Closed,
+                _ => return FirstBytes::Closed,
             },
         }
     }
     let complete = async {
         for _ in 0..MAX_READS {
             if let Some(protocol) = protocol(first) {
-                return Begun::Client(protocol);
+                return FirstBytes::Client(protocol);
             }
             if first.len() > MAX_FIRST {
-                return Begun::Incomplete;
+                return FirstBytes::Incomplete;
             }
             match client.read_buf(first).await {
                 Ok(1..) => {}
                 // The client sends no more. A text without an end of its line is no request.
-                Ok(0) if first[0].is_ascii_graphic() => return Begun::Client(Protocol::Other),
-                _ => return Begun::Incomplete,
+                Ok(0) if first[0].is_ascii_graphic() => return FirstBytes::Client(Protocol::Other),
+                _ => return FirstBytes::Incomplete,
             }
         }
-        Begun::Incomplete
+        FirstBytes::Incomplete
     };
-    timeout(FIRST_TIMEOUT, complete).await.unwrap_or(Begun::Incomplete)
+    timeout(FIRST_TIMEOUT, complete).await.unwrap_or(FirstBytes::Incomplete)
 }

@@ -10,9 +10,9 @@ use super::lease::Lease;
 use super::shared::{Shared, Slot, Waiter};
 use crate::{ClaimKind, error};
 
-/// The way to create the requested sandbox.
+/// The operation that creates the requested sandbox.
 #[derive(Debug)]
-pub(super) enum Make {
+pub(super) enum Operation {
     /// Claim an idle sandbox, or create one.
     Claim,
     /// Restore a snapshot.
@@ -21,8 +21,8 @@ pub(super) enum Make {
     Fork(Arc<dyn Sandbox>),
 }
 
-impl Make {
-    pub(super) fn operation(&self) -> &'static str {
+impl Operation {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Claim => "claim",
             Self::Restore(_) => "restore",
@@ -41,13 +41,13 @@ pub(super) enum Grant {
 }
 
 /// Creates the sandbox and sends the result to the caller.
-pub(super) async fn make(slot: Slot, waiter: Waiter, grant: Grant) {
-    let Waiter { spec, make, since, reply } = waiter;
+pub(super) async fn create(slot: Slot, waiter: Waiter, grant: Grant) {
+    let Waiter { spec, operation, since, reply } = waiter;
     let shared = Arc::clone(&slot.shared);
-    let operation = make.operation();
+    let name = operation.name();
     let limit = shared.config.make_timeout;
-    let created = timeout(limit, sandbox(&shared, spec, make, grant)).await;
-    let answer = match created.unwrap_or_else(|_| Err(error::create_timed_out(operation, limit))) {
+    let created = timeout(limit, sandbox(&shared, spec, operation, grant)).await;
+    let answer = match created.unwrap_or_else(|_| Err(error::create_timed_out(name, limit))) {
         Ok((sandbox, kind)) => {
             shared.lock().tally.claimed(kind, since.elapsed());
             Ok(Lease::new(slot, sandbox, kind))
@@ -63,17 +63,22 @@ pub(super) async fn make(slot: Slot, waiter: Waiter, grant: Grant) {
     drop(reply.send(answer));
 }
 
-async fn sandbox(shared: &Shared, spec: Spec, make: Make, grant: Grant) -> Result<(Arc<dyn Sandbox>, ClaimKind)> {
+async fn sandbox(
+    shared: &Shared,
+    spec: Spec,
+    operation: Operation,
+    grant: Grant,
+) -> Result<(Arc<dyn Sandbox>, ClaimKind)> {
     let backend = &shared.backend;
-    match (make, grant) {
-        (Make::Claim, Grant::Warm(warm)) => match warm.claim(spec.clone()).await {
+    match (operation, grant) {
+        (Operation::Claim, Grant::Warm(warm)) => match warm.claim(spec.clone()).await {
             Ok(sandbox) => Ok((sandbox, ClaimKind::Warm)),
             Err(error) if replaceable(&error) => Ok((backend.create(spec).await?, ClaimKind::ColdReplaced)),
             Err(error) => Err(error),
         },
-        (Make::Claim, Grant::Cold(kind)) => Ok((backend.create(spec).await?, kind)),
-        (Make::Restore(snapshot), _) => Ok((backend.restore(snapshot, spec).await?, ClaimKind::Copy)),
-        (Make::Fork(sandbox), _) => Ok((sandbox.fork().await?, ClaimKind::Copy)),
+        (Operation::Claim, Grant::Cold(kind)) => Ok((backend.create(spec).await?, kind)),
+        (Operation::Restore(snapshot), _) => Ok((backend.restore(snapshot, spec).await?, ClaimKind::Copy)),
+        (Operation::Fork(sandbox), _) => Ok((sandbox.fork().await?, ClaimKind::Copy)),
     }
 }
 

@@ -1,12 +1,12 @@
 //! `cofferdam vm`: builds, lists, exports, imports and prunes VM images.
 
-mod carry;
+mod transfer;
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cofferdam::registry::machines::{DEFAULT_IMAGE, Existing, Images, KEEP_IMAGES, Recipes, VmImage, VmImages};
+use cofferdam::registry::vms::{DEFAULT_IMAGE, Existing, Images, KEEP_IMAGES, Recipes, VmImage, VmImages};
 use cofferdam::{ByteSize, Result};
 use serde_json::json;
 
@@ -32,9 +32,9 @@ fn carry_out(args: &VmArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
         VmCommand::BuildImage(args) => built(&build(&images, args)?, form),
         VmCommand::ExportImage(args) => {
             let default = machines.default_image();
-            return block_on(carry::export(&images, args, default, form));
+            return block_on(transfer::export(&images, args, default, form));
         }
-        VmCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),
+        VmCommand::ImportImage(args) => return block_on(transfer::import(&images, args, form)),
         VmCommand::Images { .. } => {
             let all = images.list();
             report::show(form, &json!(all), &table(&all))
@@ -118,7 +118,7 @@ fn table(all: &VmImages) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam::registry::machines::{NamelessPart, UnnamedImage};
+    use cofferdam::registry::vms::{NamelessPart, UnnamedImage};
 
     #[test]
     fn image_table_shows_names_and_sizes() {

@@ -13,7 +13,7 @@ use crate::cli::WEAKER;
 use crate::groups::CallerGroup;
 
 const ALONE: &[&str] = &["--python", "0", "--node", "0"];
-/// Environment variable with the socket for [`inner_stranger`].
+/// Environment variable with the socket for [`inner_client`].
 const SOCKET_VARIABLE: &str = "COFFERDAM_TEST_SOCKET";
 /// A user and group id that own nothing.
 const NOBODY: &str = "65534";
@@ -104,17 +104,17 @@ fn another_user_is_not_even_greeted() {
     let home = Home::new();
     let server = home.server(ALONE);
     let own = std::env::current_exe().expect("this binary has a path");
-    let stranger = || {
+    let other_user = || {
         // Copies the binary, because the build directory may be inaccessible for other users.
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        let copy = directory.path().join("stranger");
+        let copy = directory.path().join("client");
         // A process of its own writes it: one that another test forks would keep it open for writing.
         assert!(Command::new("cp").arg(&own).arg(&copy).status().expect("coreutils are installed").success());
         let output = Command::new("setpriv")
             .args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
             .arg(&copy)
-            .args(["--exact", "resident::strangers::inner_stranger", "--ignored", "--nocapture"])
+            .args(["--exact", "resident::other_users::inner_client", "--ignored", "--nocapture"])
             .env(SOCKET_VARIABLE, home.socket())
             .stdin(Stdio::null())
             .output()
@@ -123,7 +123,7 @@ fn another_user_is_not_even_greeted() {
         assert_eq!(status, Some(0), "{stdout}{stderr}");
         stdout
     };
-    assert!(stranger().contains("cannot reach it"));
+    assert!(other_user().contains("cannot reach it"));
     // The server refuses the user even if all directories on the path are accessible.
     for (path, mode) in [
         (home.directory.path().to_owned(), 0o755),
@@ -132,7 +132,7 @@ fn another_user_is_not_even_greeted() {
     ] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
-    assert!(stranger().contains("closed without an answer"));
+    assert!(other_user().contains("closed without an answer"));
     assert_eq!(server.end().0, Some(0));
 }
 
@@ -152,7 +152,7 @@ fn client_in_another_user_namespace_gets_no_answer() {
     let inner = |program: &[&str]| {
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).arg(std::env::current_exe().expect("this binary has a path"));
-        command.args(["--exact", "resident::strangers::inner_stranger", "--ignored", "--nocapture"]);
+        command.args(["--exact", "resident::other_users::inner_client", "--ignored", "--nocapture"]);
         read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is installed"))
     };
     let (status, stdout, stderr) = inner(&["unshare", "--user", "--map-current-user"]);
@@ -204,7 +204,7 @@ fn guest_with_the_mounted_socket_gets_no_answer() {
 
 #[test]
 #[ignore = "started by the tests of this file as another user"]
-fn inner_stranger() {
+fn inner_client() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
     for first in [RUN, HTTP] {
         match UnixStream::connect(&socket) {

@@ -37,9 +37,9 @@ impl Drop for Temporary {
 /// Creates `parent/prefixPID`. Existing directories with such names are removed only if one of `owners` owns them.
 pub fn make(parent: &Path, prefix: &str, mode: u32, owners: &[u32]) -> Result<PathBuf> {
     remove_left(parent, prefix, owners);
-    let place = parent.join(format!("{prefix}{}", std::process::id()));
-    fs::DirBuilder::new().mode(mode).create(&place).with_context(|| format!("cannot create {}", place.display()))?;
-    Ok(place)
+    let path = parent.join(format!("{prefix}{}", std::process::id()));
+    fs::DirBuilder::new().mode(mode).create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    Ok(path)
 }
 
 /// Removes the directories of killed runs.
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn leftovers_of_ended_runs_are_removed_and_others_kept() {
         let me = Path::new("/proc/self").metadata().unwrap().uid();
-        let parent = make(&std::env::temp_dir(), "xtask-place-", 0o700, &[me]).unwrap();
+        let parent = make(&std::env::temp_dir(), "xtask-test-", 0o700, &[me]).unwrap();
         let mut ended = Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
         let mut runs = Command::new("sleep").arg("60").spawn().unwrap();

@@ -1,6 +1,6 @@
 //! `cofferdam vm export-image` and `cofferdam vm import-image`.
 
-use cofferdam::registry::machines::{ExportedImage, Images, LARGEST_IMAGE};
+use cofferdam::registry::vms::{ExportedImage, Images, LARGEST_IMAGE};
 use cofferdam::{ByteSize, Result};
 use serde_json::json;
 

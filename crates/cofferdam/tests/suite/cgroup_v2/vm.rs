@@ -13,7 +13,7 @@ use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Contents, Disk, Started, VmDescription, Vmm};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::cli::machines;
+use crate::cli::vms;
 use crate::hostile::guests::Guests;
 
 /// Timeout after which the guest counts as hung. It is emulated, and shares the CPUs.
@@ -41,7 +41,7 @@ pub struct Case {
 /// Returns all cases by name, or `None` if no VMs are tested, which is printed.
 pub fn cases(test: &str) -> Option<&'static BTreeMap<String, Case>> {
     static CASES: OnceLock<BTreeMap<String, Case>> = OnceLock::new();
-    machines::with_vms(Command::new("true"), test)?;
+    vms::with_vms(Command::new("true"), test)?;
     Some(CASES.get_or_init(|| {
         let printed = boot();
         let cases = parse(&printed);
@@ -56,7 +56,7 @@ fn tail(text: &str) -> &str {
 }
 
 fn image() -> Image {
-    let cache = machines::cache();
+    let cache = vms::cache();
     let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
     let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
     images.find_or_make(&source, &mut |_| ()).expect("an image")
