@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Listed, MAX_FILES, Text, Timestamp};
 
+/// The maximum number of listed rules of a network policy.
+pub const MAX_RULES: usize = 32;
+
 /// A request of a plugin that its manifest does not permit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginDenied {
@@ -92,9 +95,21 @@ pub struct Action {
     /// The number of changes that were not applied, because of conflicts or rules.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unapplied: u64,
+    /// The network policy that is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<PolicySet>,
     /// The reason of a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<Text<256>>,
+}
+
+/// A network policy, without secrets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicySet {
+    /// `none`, `allow`, `rules` or `other`.
+    pub kind: Text<16>,
+    /// The rules: host, protocol, methods and paths.
+    pub rules: Listed<Text<256>, MAX_RULES>,
 }
 
 /// The state of an [`Action`].

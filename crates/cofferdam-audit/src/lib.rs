@@ -77,7 +77,7 @@ mod verify;
 mod writer;
 
 pub use artifact::ArtifactWriter;
-pub use calls::{Action, ActionState, ApiCall, PluginDenied};
+pub use calls::{Action, ActionState, ApiCall, MAX_RULES, PluginDenied, PolicySet};
 pub use config::{Config, Mandatory, Sync};
 pub use error::{Error, Result};
 pub use hash::{Digest, NotADigest};

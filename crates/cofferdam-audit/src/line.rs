@@ -56,7 +56,10 @@ pub(crate) fn seal(seq: u64, prev: Digest, mut record: Record, key: Option<&Key>
             Record::End(end) => {
                 end.outcome.files.as_mut().is_some_and(|files| files.halve()) || end.outcome.denials.halve()
             }
-            Record::Action(action) => action.files.as_mut().is_some_and(|files| files.halve()),
+            Record::Action(action) => {
+                action.files.as_mut().is_some_and(|files| files.halve())
+                    || action.network.as_mut().is_some_and(|policy| policy.rules.halve())
+            }
             _ => false,
         };
         if !shorter {
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_of_applied_changes_fits_and_keeps_its_count() {
+    fn long_lists_of_an_action_fit_and_keep_their_counts() {
         let action = Action {
             id: "act-1".into(),
             tenant: "acme".into(),
@@ -213,14 +216,18 @@ mod tests {
             dry_run: false,
             files: Some((0..100).map(|_| Text::new("\\".repeat(300))).collect()),
             unapplied: 0,
+            network: Some(PolicySet {
+                kind: "rules".into(),
+                rules: (0..200).map(|_| Text::new("\\".repeat(300))).collect(),
+            }),
             failed: None,
         };
         let sealed = seal(1, Digest::ZERO, Record::Action(Box::new(action)), None).unwrap();
         let checked = check(&sealed.bytes[..sealed.bytes.len() - 1], None).unwrap();
         let Record::Action(action) = checked.line.record else { panic!("not an action") };
-        let files = action.files.unwrap();
-        assert_eq!(files.count(), 100);
-        assert!((8..=MAX_FILES).contains(&files.named().len()));
+        let (files, rules) = (action.files.unwrap(), action.network.unwrap().rules);
+        assert_eq!((files.count(), rules.count()), (100, 200));
+        assert!(files.named().is_empty() && (8..=MAX_RULES).contains(&rules.named().len()), "{rules:?}");
     }
 
     #[test]

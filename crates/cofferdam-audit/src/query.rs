@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use rustix::fd::OwnedFd;
+use serde_json::Value;
 
 use crate::error::failed;
 use crate::segment::Lines;
@@ -27,6 +28,8 @@ pub struct Filter {
     pub from: Option<Timestamp>,
     /// The end of the time range, exclusive.
     pub until: Option<Timestamp>,
+    /// A part of one of its texts and numbers, as they are in the line, in upper or lower case.
+    pub text: Option<String>,
 }
 
 impl Filter {
@@ -38,7 +41,23 @@ impl Filter {
         let kind = self.kind.as_ref().is_none_or(|kind| record.kind() == kind);
         let from = self.from.is_none_or(|from| record.time().is_some_and(|time| time >= from));
         let until = self.until.is_none_or(|until| record.time().is_some_and(|time| time < until));
-        id && tenant && sandbox && kind && from && until
+        // The last condition, because it needs the whole record.
+        id && tenant && sandbox && kind && from && until && self.text.as_ref().is_none_or(|text| shows(record, text))
+    }
+}
+
+fn shows(record: &Record, text: &str) -> bool {
+    serde_json::to_value(record).is_ok_and(|record| has(&record, &text.to_lowercase()))
+}
+
+/// Returns true if a text or number in a value contains a text of lower case.
+fn has(value: &Value, text: &str) -> bool {
+    match value {
+        Value::Null | Value::Bool(_) => false,
+        Value::Number(number) => number.to_string().contains(text),
+        Value::String(string) => string.to_lowercase().contains(text),
+        Value::Array(all) => all.iter().any(|value| has(value, text)),
+        Value::Object(all) => all.values().any(|value| has(value, text)),
     }
 }
 

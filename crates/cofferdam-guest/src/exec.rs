@@ -364,7 +364,7 @@ impl Run {
         }
     }
 
-    /// Waits until the limit of real time.
+    /// Waits until the limit of wall time.
     async fn overdue(&mut self) {
         let mut pauses = self.inner.link.pauses();
         loop {

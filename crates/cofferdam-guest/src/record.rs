@@ -25,7 +25,7 @@ pub(crate) struct RunningExec {
     pub id: u64,
     /// Real time that counts against its limit so far.
     pub elapsed: u64,
-    /// The limit of real time.
+    /// The limit of wall time.
     pub wall: u64,
     /// The limit of CPU time.
     pub cpu: Option<u64>,

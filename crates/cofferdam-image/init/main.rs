@@ -16,6 +16,9 @@
 // The memory functions are written out: the compiler must not turn their loops into calls to themselves.
 #![no_builtins]
 
+#[expect(dead_code, reason = "shared with other programs, which use other parts")]
+#[path = "../../cofferdam-linux/bare/connection_attempts.rs"]
+mod connection_attempts;
 mod devices;
 mod failure;
 mod groups;
@@ -26,9 +29,6 @@ mod options;
 #[path = "../../cofferdam-linux/bare/partner.rs"]
 #[expect(dead_code, reason = "each side uses its half")]
 mod partner;
-#[expect(dead_code, reason = "shared with other programs, which use other parts")]
-#[path = "../../cofferdam-linux/bare/requests.rs"]
-mod requests;
 mod reseed;
 mod serve;
 #[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
@@ -133,10 +133,10 @@ fn become_agent(
     };
     let always = [(null.number(), 2), (partner.number(), partner::DESCRIPTOR)];
     // A kernel may lack raw sockets. Then refused connections are not reported.
-    let requests = sys::raw_tcp(&requests::FILTER).and_then(|raw| sys::duplicate_above(&raw, FIRST_FREE)).ok();
-    let shown = requests.as_ref().map(|requests| (requests.number(), requests::DESCRIPTOR));
+    let socket = sys::raw_tcp(&connection_attempts::FILTER).and_then(|raw| sys::duplicate_above(&raw, FIRST_FREE)).ok();
+    let attempts = socket.as_ref().map(|raw| (raw.number(), connection_attempts::DESCRIPTOR));
     let listener = matches!(options.port, Port::Vsock(_)).then_some((port.number(), partner::LISTENER));
-    for (from, to) in inherited.into_iter().chain(always).chain(listener).chain(shown) {
+    for (from, to) in inherited.into_iter().chain(always).chain(listener).chain(attempts) {
         sys::duplicate_to(from, to).step("connect", b"the agent")?;
     }
     let become_it = || {

@@ -2,10 +2,10 @@
 //! it over: it can freeze the other guests, change the identity of this VM, route addresses to its
 //! loopback interface, and nothing else.
 
+use super::connection_attempts;
 use super::failure::{Failure, Step};
 use super::groups::Group;
 use super::partner::{self, ANSWER, REQUEST, Request};
-use super::requests;
 use super::reseed::Identity;
 use super::sys::{self, Fd, Ready};
 
@@ -30,7 +30,7 @@ pub fn serve(socket: &Fd, agent: i32, group: &Group, mut identity: Identity) -> 
         let done = match request {
             Request::Freeze { on } => group.freeze(agent, on),
             Request::Reseed(it) => identity.reseed(&it),
-            Request::Route => sys::change_routes(&requests::route(SOURCE)),
+            Request::Route => sys::change_routes(&connection_attempts::route(SOURCE)),
         };
         message.fill(0);
         // Prevents the compiler from removing the zeroing: the message contained secrets.

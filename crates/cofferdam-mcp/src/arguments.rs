@@ -34,7 +34,7 @@ pub struct RunCode {
     /// Start directory in the workspace.
     #[serde(default)]
     pub working_dir: String,
-    /// Limit of real time in seconds, up to the server's limit.
+    /// Limit of wall time in seconds, up to the server's limit.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
     /// Maximum number of characters of standard output and of standard error in the result, half of them from the end.
@@ -65,7 +65,7 @@ pub struct RunCommand {
     /// Standard input. Without it, the command reads end-of-file.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// Limit of real time in seconds, up to the server's limit.
+    /// Limit of wall time in seconds, up to the server's limit.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
     /// Maximum number of characters of standard output and of standard error in the result, half of them from the end.
@@ -176,7 +176,7 @@ pub enum Network {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tighter {
-    /// Limit of real time of one call in seconds.
+    /// Limit of wall time of one call in seconds.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
     /// Limit of CPU time in seconds, for all processes of the sandbox together during one call or session.

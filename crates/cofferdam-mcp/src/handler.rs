@@ -88,7 +88,7 @@ impl Handler {
 }
 
 impl Handler {
-    /// Runs work on files until its client cancels it, or until the real time limit of code has passed.
+    /// Runs work on files until its client cancels it, or until the wall time limit of code has passed.
     async fn in_time<T>(
         &self,
         context: &RequestContext<RoleServer>,

@@ -272,7 +272,7 @@ pub struct Changed {
 /// Limits of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Allowed {
-    /// Limit of real time of one call in seconds.
+    /// Limit of wall time of one call in seconds.
     pub timeout_seconds: f64,
     /// Limit of CPU time of the sandbox during one call or session in seconds; null if unlimited.
     pub cpu_seconds: Option<f64>,

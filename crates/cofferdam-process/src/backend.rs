@@ -88,7 +88,6 @@ impl ProcessBackend {
                 Some(RootPlan::Directory(LayerPlan { path: opened.path().to_owned(), device, inode }))
             }
         };
-        let lease = image.map(|image| Arc::clone(&image.lease));
         let root = (root, mounts::mount_points(mounts));
         let mut launchers = self.launchers.lock().await;
         if let Some(launcher) = launchers.get(&root).filter(|launcher| launcher.is_alive()) {
@@ -106,7 +105,7 @@ impl ProcessBackend {
             use_cgroups: self.config.control_groups == ControlGroups::Auto,
             prepare_ahead: is_kept && self.config.prepare_ahead,
         };
-        let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure, lease)?);
+        let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure)?);
         if launcher.is_single() {
             // It belongs to its only sandbox, which waits for it.
             return Ok(launcher);

@@ -1,6 +1,5 @@
 //! The owner's side of a launcher.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,9 +38,6 @@ pub struct Launcher {
     serial: AtomicU64,
     probes: Mutex<HashMap<Kind, Arc<Probes>>>,
     accepted: Mutex<HashMap<Create, Arc<Evidence>>>,
-    // Released last.
-    #[expect(dead_code, reason = "keeps the layers of the image in the store")]
-    lease: Option<Lease>,
 }
 
 impl fmt::Debug for Launcher {
@@ -83,16 +79,13 @@ impl Process {
 /// A launcher's answer, and the descriptors that came with it.
 type Answer = (std::result::Result<(), Failure>, Vec<OwnedFd>);
 
-/// A value that keeps the layers of an image in their store.
-pub type Lease = Arc<dyn Any + Send + Sync>;
-
 /// The settings that can change the probe results of one launcher's sandboxes: whether the workspace is a host
 /// directory, whether it is copy-on-write, and whether it is read-only.
 pub type Kind = (bool, bool, bool);
 
 impl Launcher {
     /// Starts a launcher and sends its configuration. Requests may be sent at once; see [`Self::ready`].
-    pub fn start(from: &LauncherStart, configure: &Configure, lease: Option<Lease>) -> Result<Self> {
+    pub fn start(from: &LauncherStart, configure: &Configure) -> Result<Self> {
         let forked = match from {
             LauncherStart::Forked(forked) => forked.take().and_then(IdleLauncher::into_parts),
             LauncherStart::Execute | LauncherStart::ExecuteProgram(_) => None,
@@ -109,7 +102,6 @@ impl Launcher {
             serial: AtomicU64::new(0),
             probes: Mutex::default(),
             accepted: Mutex::default(),
-            lease,
         };
         let socket = launcher.socket()?;
         protocol::send(socket, configure, &[], Duration::from_secs(5))

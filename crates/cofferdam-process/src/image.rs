@@ -35,7 +35,7 @@ pub struct RootImage {
     /// The user and group id of its user, unless that is root.
     pub user: Option<(u32, u32)>,
     /// Keeps the layers in the store.
-    pub lease: Arc<dyn Any + Send + Sync>,
+    pub lease: Lease,
 }
 
 impl fmt::Debug for RootImage {
@@ -76,6 +76,9 @@ pub fn plan(image: &RootImage) -> Result<RootPlan> {
     Ok(RootPlan::Layers(image.layers.iter().map(open).collect::<Result<_>>()?))
 }
 
+/// A value that keeps the layers of an image in their store.
+pub type Lease = Arc<dyn Any + Send + Sync>;
+
 /// The surroundings of each exec, by the root of its sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
@@ -85,6 +88,10 @@ pub struct Surroundings {
     pub variables: Vec<(String, String)>,
     /// The working directory of commands that name none, instead of the workspace.
     pub directory: Option<String>,
+    /// Keeps the layers of an image in the store while the sandbox exists. A launcher that waits for later sandboxes
+    /// keeps none: if they are removed, it fits no later image, because its mounts keep their inodes from being reused.
+    #[expect(dead_code, reason = "keeps the layers of the image in the store")]
+    pub lease: Option<Lease>,
 }
 
 impl Surroundings {
@@ -97,6 +104,7 @@ impl Surroundings {
             path: path.unwrap_or_else(|| default_path.to_owned()),
             variables,
             directory: directory.filter(|directory| directory != "/"),
+            lease: Some(Arc::clone(&image.lease)),
         }
     }
 }

@@ -21,6 +21,8 @@ pub struct Bounds {
     pub file: u64,
     /// Bytes of the file of a snapshot.
     pub snapshot: u64,
+    /// Bytes of an archive of images.
+    pub image: u64,
     /// Bytes of a volume.
     pub volume: ByteSize,
     /// Bytes of input in one request or message.
@@ -50,7 +52,7 @@ pub struct Bounds {
     pub transfer_time: Duration,
     /// Time that a request may wait for the exit of an exec.
     pub wait_time: Duration,
-    /// Life time of a sandbox whose creator sets none.
+    /// Lifetime of a sandbox whose creator sets none.
     pub default_life: Duration,
     /// The longest time from now to the end of a sandbox, and of an exec.
     pub max_life: Duration,
@@ -84,6 +86,7 @@ impl Default for Bounds {
             json: 2 << 20,
             file: 1 << 30,
             snapshot: 64 << 30,
+            image: 16 << 30,
             volume: ByteSize::from_mebibytes(64 << 10),
             stdin: 1 << 20,
             replay: ByteSize::from_mebibytes(1),

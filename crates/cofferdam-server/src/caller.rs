@@ -63,7 +63,7 @@ scopes! {
     UsageRead = "usage:read",
     /// Search the audit log for the tenant's own lines.
     AuditRead = "audit:read",
-    /// Read the server's metrics, and the usage and audit lines of all tenants.
+    /// Read the server's metrics, and the usage and audit lines of all tenants. Manage the images of the host.
     Admin = "admin",
 }
 

@@ -17,7 +17,7 @@
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
 //! - Snapshots of all tenants, their files and quotas: `snapshots/`. Volumes of all tenants: `volumes.rs`.
-//! - Images of the host, which the program lists: `images.rs`. Plugins, which the program hosts: `plugins.rs`. Pools,
+//! - Images of the host, which the program manages: `images.rs`. Plugins, which the program hosts: `plugins.rs`. Pools,
 //!   which the program owns: `pools.rs`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
@@ -70,7 +70,10 @@ pub use caller::{Caller, Proof, Scope};
 pub use handover::{Control, Predecessor};
 pub use identity::keys::{self, Key, NewKey};
 pub use identity::{CertificateRules, Consent, Gate, Identities, Oidc, OidcConfig, Peer, check_listener};
-pub use images::{HostImage, HostImages};
+pub use images::{
+    AddedImage, AddedImages, DroppedMetadata, HostImage, HostImageConfig, HostImageDetails, HostImageLayer,
+    HostImageList, HostImages, RemovedImages,
+};
 pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
 pub use otlp::OtlpConfig;
 pub use plugins::{HostPlugin, HostPlugins, PluginAnswer, PluginCall, PluginError, PluginItem, PluginMethod};

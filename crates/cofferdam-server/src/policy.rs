@@ -361,13 +361,13 @@ fn bounded(what: &str, asked: Option<Duration>, default: Duration, most: Duratio
     }
 }
 
-/// Returns the life time and the idle time of a sandbox.
+/// Returns the lifetime and the idle time of a sandbox.
 ///
 /// # Errors
 /// - `InvalidInput` for a time of 0, `Denied` for one beyond the server's bound.
 pub fn times(life: Option<Duration>, idle: Option<Duration>, bounds: &Bounds) -> Result<(Duration, Duration)> {
     Ok((
-        bounded("the life time", life, bounds.default_life, bounds.max_life)?,
+        bounded("the lifetime", life, bounds.default_life, bounds.max_life)?,
         bounded("the idle time", idle, bounds.default_idle, bounds.max_life)?,
     ))
 }

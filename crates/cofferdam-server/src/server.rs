@@ -43,7 +43,7 @@ use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
 use crate::tasks::Tasks;
 use crate::tracer::Tracer;
-use crate::upkeep::{Followed as FollowedQuotas, charge, keep_up};
+use crate::upkeep::{Followed as FollowedQuotas, charge, close_again, keep_up};
 use crate::volumes::{Volumes, VolumesConfig};
 
 /// The reason for the end of sandboxes of a process that stopped.
@@ -276,6 +276,7 @@ impl Server {
         let serving = tasks.spawn("admit waiting creates", Arc::clone(&admission).serve_waiting());
         let lost = store.clone();
         let upkeep = tasks.spawn("update quotas and records", keep_up(store, admission, instance.clone(), quotas));
+        let closing = tasks.spawn("close sandboxes again", close_again(Arc::clone(&accounts)));
         let settling =
             tasks.spawn("charge live sandboxes", charge(accounts, Arc::clone(&audit_bytes), recorder.clone()));
         let accept = |listener: Listener| tasks.spawn("accept connections", public.clone().accept(listener));
@@ -322,6 +323,7 @@ impl Server {
             expiry.abort();
             upkeep.abort();
             settling.abort();
+            closing.abort();
             serving.abort();
             let lose = lost.lose_sandboxes(&instance, now(), STOPPED);
             match tokio::time::timeout(FLUSH_TIMEOUT, lose).await {

@@ -1,4 +1,5 @@
-//! Work at intervals: reads changed quotas, records that sandboxes live, charges them, and forgets old answers.
+//! Work at intervals: reads changed quotas, records that sandboxes live, charges them, closes those again whose close
+//! failed, and forgets old answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::report;
 use crate::rest::{FORGET_AFTER, QUOTA_RELOAD, load_quotas};
 use crate::store::{Store, now};
 
-/// The time between two records that the sandboxes live, and between two charges for what they use.
+/// The time between two records that the sandboxes live, two charges for what they use, and two attempts to close one.
 const SEEN: Duration = Duration::from_secs(5);
 /// The time between two removals of old answers.
 const FORGET: Duration = Duration::from_secs(60 * 60);
@@ -107,6 +108,16 @@ pub async fn charge(accounts: Arc<Accounts>, audit: Arc<AuditBytes>, recorder: R
         ticks.tick().await;
         accounts.settle().await;
         audit.flush(&recorder).await;
+    }
+}
+
+/// Closes sandboxes again whose close failed. Runs until it is dropped.
+pub async fn close_again(accounts: Arc<Accounts>) {
+    let mut ticks = tokio::time::interval(SEEN);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        accounts.close_again().await;
     }
 }
 

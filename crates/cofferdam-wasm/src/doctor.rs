@@ -23,7 +23,7 @@ pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
     let spun = Limits { cpu_time: Some(Duration::from_millis(100)), ..Limits::default() };
     let grown = Limits { memory: Some(ByteSize::from_mebibytes(16)), ..Limits::default() };
     let mut findings = vec![
-        finding("real time", "an endless loop was interrupted", trial(LOOP, looped).await, |done| done.exit.timed_out),
+        finding("wall time", "an endless loop was interrupted", trial(LOOP, looped).await, |done| done.exit.timed_out),
         finding("CPU time", "an endless loop was interrupted", trial(LOOP, spun).await, |done| {
             done.exit.killed_by == Some(LimitKind::Cpu)
         }),

@@ -24,7 +24,7 @@ pub(crate) enum Termination {
         /// The signal that the exit reports.
         signal: i32,
     },
-    #[error("real time ran out")]
+    #[error("wall time ran out")]
     TimedOut,
     #[error("a limit was reached")]
     Limit(LimitKind),

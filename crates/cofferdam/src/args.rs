@@ -298,7 +298,7 @@ cofferdam run [OPTIONS] FILE [ARGS]...
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Limits (`none` removes an optional limit)")]
 pub struct LimitArgs {
-    /// Limit real time [default: 60s]
+    /// Limit wall time [default: 60s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
 

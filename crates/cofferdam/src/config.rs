@@ -131,7 +131,7 @@ pub struct ConfigLimits {
     pub memory: Option<Bound<ByteSize>>,
     /// Maximum storage in bytes.
     pub disk: Option<Bound<ByteSize>>,
-    /// Maximum real time of one exec.
+    /// Maximum wall time of one exec.
     pub wall_time: Option<Human<Duration>>,
     /// Maximum number of live processes and threads.
     pub pids: Option<Bound<u32>>,

@@ -27,7 +27,7 @@ use crate::style::Tone;
 pub struct Environment {
     /// `SANDBOX_TYPE`: the backend, in lower case but for the name of an OCI runtime.
     pub backend: Option<String>,
-    /// `SANDBOX_TIMEOUT_SEC`: the maximum real time of a run.
+    /// `SANDBOX_TIMEOUT_SEC`: the maximum wall time of a run.
     pub timeout: Option<Duration>,
     /// `COFFERDAM_USE_SERVER`: the use of a server.
     pub use_server: Option<ServerUse>,

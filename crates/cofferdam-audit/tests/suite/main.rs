@@ -4,10 +4,10 @@
 mod artifacts;
 mod chain;
 mod child;
+mod concurrency;
 mod crash;
 mod document;
 mod full;
-mod many;
 mod rotation;
 mod search;
 mod support;

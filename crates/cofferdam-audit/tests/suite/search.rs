@@ -35,6 +35,29 @@ fn lines_are_found_by_id_tenant_and_time() {
     assert_eq!(kinds, [3, 2, 3]);
 }
 
+/// A text is found in texts and numbers of a record, as it is written there, but not in names of fields.
+#[test]
+fn lines_are_found_by_text() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::open(config(directory.path())).unwrap();
+    for (name, tenant) in [("a", "Größe\n"), ("b", "y")] {
+        let subject = Subject { tenant: Some(tenant.into()), ..subject(name) };
+        log.reserve(subject).unwrap().commit(Outcome { duration_us: 987_654, ..outcome() }).unwrap();
+    }
+    let found = |text: &str| -> Vec<u64> {
+        let filter = Filter { text: Some(text.to_owned()), ..Filter::default() };
+        query(&directory.path().join("audit"), filter).unwrap().map(|entry| entry.unwrap().seq).collect()
+    };
+    assert_eq!(found("GRÖSSE"), [0; 0]);
+    assert_eq!(found("GRÖß"), [2, 3]);
+    assert_eq!(found("größe\\u{a}"), [2, 3]);
+    assert_eq!(found("begin"), [2, 4], "the kind");
+    assert_eq!(found("7654"), [3, 5]);
+    for absent in ["tenant", "duration_us", "null", "false", "\"y\""] {
+        assert_eq!(found(absent), [0; 0], "{absent}");
+    }
+}
+
 #[test]
 fn an_unfinished_line_is_left_out() {
     let directory = tempfile::tempdir().unwrap();

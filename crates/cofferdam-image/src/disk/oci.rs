@@ -47,7 +47,8 @@ fn has_root(files: &Files) -> bool {
 
 /// Reads the description of the only image for this architecture.
 pub(crate) fn read(path: &Path) -> Result<Layout> {
-    let (files, mut images) = read_all(path)?;
+    let files = Files::open(path)?;
+    let mut images = read_all(&files)?;
     match (images.pop(), images.len()) {
         (Some(image), 0) => Ok(Layout { files, layers: image.layers, _lease: None }),
         (found, more) => {

@@ -244,15 +244,14 @@ pub(crate) fn architecture() -> &'static str {
 }
 
 /// Reads the descriptions of all images for this architecture.
-pub(crate) fn read_all(path: &Path) -> Result<(Files, Vec<Description>)> {
-    let files = Files::open(path)?;
+pub(crate) fn read_all(files: &Files) -> Result<Vec<Description>> {
     let mut images = Vec::new();
     if files.has(LAYOUT) || files.has(INDEX) {
         let index: Index = parse("index", &files.text(Path::new(INDEX))?)?;
         let mut named = BTreeMap::<Sha, Vec<String>>::new();
-        find_manifests(&files, &index, &[], 0, &mut named)?;
+        find_manifests(files, &index, &[], 0, &mut named)?;
         for (digest, names) in named {
-            images.push(of_manifest(&files, files.blob(&digest)?, names)?);
+            images.push(of_manifest(files, files.blob(&digest)?, names)?);
         }
     } else {
         let saved: Vec<Saved> = parse("manifest", &files.text(Path::new(SAVED))?)?;
@@ -260,10 +259,10 @@ pub(crate) fn read_all(path: &Path) -> Result<(Files, Vec<Description>)> {
             return Err(bad(format!("the file has more than {MAX_IMAGES} images")));
         }
         for image in saved {
-            images.push(of_saved(&files, image)?);
+            images.push(of_saved(files, image)?);
         }
     }
-    Ok((files, images))
+    Ok(images)
 }
 
 /// Finds the manifests for this architecture, each with the names of the descriptors that lead to it.

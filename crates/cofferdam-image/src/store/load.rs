@@ -1,12 +1,14 @@
 //! Images from files: an OCI image layout in a directory or a tar, or the output of `docker save`.
 
-use std::io::{self as std_io, Read, Write};
+use std::fs::File;
+use std::io::{self as std_io, Read, Seek, Write};
 use std::path::Path;
 
 use serde_json::json;
 
 use super::add::{AddSession, now};
 use super::error::{Result, StoreError, io};
+use super::files::Kind;
 use super::record::{ImageConfig, ImageRecord, LayerInfo};
 use super::reference::Reference;
 use super::{Added, ImageStore, Progress};
@@ -32,7 +34,45 @@ impl ImageStore {
         name: Option<&Reference>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Vec<Added>> {
-        let (files, images) = layout::read_all(path)?;
+        self.load_files(&Files::open(path)?, path, name, progress)
+    }
+
+    /// Adds the images in an open archive like [`Self::load`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::load`].
+    pub fn load_archive(
+        &self,
+        mut archive: File,
+        name: Option<&Reference>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Added>> {
+        let path = Path::new("the archive");
+        archive.rewind().map_err(io("read", path))?;
+        self.load_files(&Files::of(archive, path)?, path, name, progress)
+    }
+
+    /// Creates a file without a name, for an archive that arrives piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub fn spool(&self) -> Result<File> {
+        // Its name is removed here.
+        let temporary = self.files.temporary(Kind::File)?;
+        let opened = File::options().read(true).write(true).open(&temporary.path);
+        opened.map_err(io("open", &temporary.path))
+    }
+
+    fn load_files(
+        &self,
+        files: &Files,
+        path: &Path,
+        name: Option<&Reference>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Added>> {
+        let images = layout::read_all(files)?;
         if images.is_empty() {
             let what = format!("{} has no image for linux/{}", path.display(), layout::architecture());
             return Err(StoreError::NameRequired { what });
@@ -49,7 +89,7 @@ impl ImageStore {
         let session = self.session(0)?;
         let mut added = Vec::new();
         for (image, names) in images.iter().zip(named) {
-            let record = add(&session, &files, image, &names, progress)?;
+            let record = add(&session, files, image, &names, progress)?;
             added.push(Added { dropped: self.dropped(&record.layers), manifest: record.manifest, names });
         }
         Ok(added)

@@ -125,6 +125,23 @@ fn every_form_of_a_name_finds_the_same_image() {
     assert_eq!((config.env, config.cmd), (vec![("PATH".to_owned(), "/bin".to_owned())], vec!["sh".to_owned()]));
 }
 
+/// Promise (Images): An archive that arrives piece by piece is loaded from a file without a name.
+#[test]
+fn an_archive_is_loaded_from_a_spool() {
+    let place = Place::new();
+    let from = layout(&[(layer(&[(FILE, "f", "", 0o644, b"x")]), gzip)]);
+    let spool = place.store.spool().unwrap();
+    assert_eq!(place.count("work"), 0);
+    let mut tar = tar::Builder::new(&spool);
+    tar.append_dir_all(".", from.path()).unwrap();
+    tar.finish().unwrap();
+    drop(tar);
+    let added = place.store.load_archive(spool, None, &mut |_| ()).unwrap();
+    assert_eq!(place.store.resolve("test:1").unwrap().digest, added[0].manifest);
+    let error = place.store.load_archive(place.store.spool().unwrap(), None, &mut |_| ()).unwrap_err().to_string();
+    assert!(!error.contains(place.store.root().to_str().unwrap()), "{error}");
+}
+
 /// Promise (Images): An image that a sandbox uses is not removed.
 #[test]
 fn a_leased_image_stays_and_others_go() {

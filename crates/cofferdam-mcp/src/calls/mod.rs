@@ -71,7 +71,7 @@ impl<'a> Caller<'a> {
         result.unwrap_or_else(|error| failure::result(&error))
     }
 
-    /// Executes a call. File operations have the real time limit of code, because a guest can make a file endlessly
+    /// Executes a call. File operations have the wall time limit of code, because a guest can make a file endlessly
     /// long.
     async fn dispatch(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
         let files =

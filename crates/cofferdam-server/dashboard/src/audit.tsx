@@ -10,10 +10,6 @@ import { Badge, Failure, Field, Input, Loading, Table, usePolled } from './ui'
 
 /** The most lines of a page. */
 const LIMIT = 100
-/** The most lines of a request, where this page searches for text. */
-const SCANNED = 1000
-/** The most requests of a page. */
-const REQUESTS = 5
 const KINDS = ['action', 'begin', 'call', 'cancelled', 'end', 'network', 'network-lost', 'plugin-denied']
 
 interface Search {
@@ -34,7 +30,7 @@ export function AuditPage() {
   const [search, setSearch] = useState(NOTHING)
   const [pages, setPages] = useState<number[]>([])
   const before = pages[pages.length - 1]
-  const list = usePolled<Found>((signal) => find(search, before, signal), 0, [search, before])
+  const list = usePolled<Found>((signal) => get(path(search, before), signal), 0, [search, before])
   const change = (part: Partial<Search>) => setTyped({ ...typed, ...part })
   const start = (next: Search) => {
     setPages([])
@@ -124,25 +120,9 @@ export function AuditPage() {
   )
 }
 
-/** Finds a page of lines. The server has no search for text, so this page reads lines, up to a bound. */
-async function find(search: Search, before: number | undefined, signal: AbortSignal): Promise<Found> {
-  const text = search.text.trim().toLowerCase()
-  if (text === '') return get(path(search, before, LIMIT), signal)
-  const lines: AuditLine[] = []
-  let at = before
-  for (let request = 0; request < REQUESTS; request++) {
-    const page = await get<Found>(path(search, at, SCANNED), signal)
-    lines.push(...page.lines.filter((line) => JSON.stringify(line.record).toLowerCase().includes(text)))
-    if (lines.length > LIMIT) return { lines: lines.slice(0, LIMIT), before: lines[LIMIT - 1]!.seq }
-    if (page.before === undefined) return { lines }
-    at = page.before
-  }
-  return { lines, ...(at === undefined ? {} : { before: at }) }
-}
-
-function path(search: Search, before: number | undefined, limit: number): string {
-  const query = new URLSearchParams({ limit: String(limit) })
-  for (const key of ['sandbox', 'id', 'kind'] as const) {
+function path(search: Search, before: number | undefined): string {
+  const query = new URLSearchParams({ limit: String(LIMIT) })
+  for (const key of ['text', 'sandbox', 'id', 'kind'] as const) {
     if (search[key].trim()) query.set(key, search[key].trim())
   }
   for (const key of ['from', 'until'] as const) {
@@ -199,7 +179,7 @@ function summary({ record }: AuditLine): [Outcome | undefined, string] {
       return [['bad', 'refused'], `${text('plugin')}, ${text('method')} ${text('target')}: ${text('permission')}`]
     case 'action': {
       const state = text('state')
-      return [[state === 'failed' ? 'bad' : 'plain', state], [text('action'), text('failed')].filter(Boolean).join(': ')]
+      return [[state === 'failed' ? 'bad' : 'plain', state], [text('action'), policy(record), text('failed')].filter(Boolean).join(': ')]
     }
     case 'begin':
       return [undefined, `${text('language')} ${shortId(text('id'))}`]
@@ -208,6 +188,14 @@ function summary({ record }: AuditLine): [Outcome | undefined, string] {
   if (record.kind !== 'end' || !exit) return [undefined, shortId(text('id'))]
   const how = exit.code !== null ? `exit ${exit.code}` : exit.signal !== null ? `signal ${exit.signal}` : 'ended'
   return [[exit.code === 0 ? 'plain' : 'bad', how], `after ${duration(Number(record.duration_us ?? 0) / 1e6)}, ${shortId(text('id'))}`]
+}
+
+/** Returns the network policy that an action sets. */
+function policy(record: AuditLine['record']): string {
+  const set = record.network as { kind: string; rules: { count: number; first: string[] } } | undefined
+  if (!set) return ''
+  const more = set.rules.count - set.rules.first.length
+  return name([set.kind, set.rules.first.join(', '), more > 0 ? `and ${more} more` : ''].filter(Boolean).join(' '))
 }
 
 /** Returns what became of a connection or request. */

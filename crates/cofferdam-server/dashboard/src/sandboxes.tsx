@@ -222,7 +222,7 @@ export function Actions({ sandbox, backends, changed, deleted }: ActionsProps) {
           onClose={close}
           onDone={() => post(`${path}/extend`, { life: Number(minutes) * 60 }).then(changed)}
         >
-          <Field label="Life time from now, in minutes">
+          <Field label="Lifetime from now, in minutes">
             <Input value={minutes} onText={setMinutes} type="number" min={1} max={1440} required autofocus />
           </Field>
         </Dialog>

@@ -470,7 +470,7 @@ try {
     const lines = page.getByRole('region', { name: 'Lines of the audit log' })
     // The pages' own requests are the newest lines.
     const text = page.getByLabel('Text', { exact: true })
-    await text.fill('"post"')
+    await text.fill('post')
     await page.keyboard.press('Enter')
     await lines.getByRole('row', { name: /^[^:]+:[^:]+:.*201 POST \/v1\/sandboxes\b/ }).first().waitFor()
     await inspect(page, 'audit')

@@ -8,7 +8,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{Error as Broken, Message};
 
-use super::trouble::trouble;
+use super::tls_errors::tls_error;
 use super::{Client, foreign};
 use crate::rest::views::ExecEvent;
 use crate::rest::{Control, STDERR, STDOUT};
@@ -80,7 +80,7 @@ impl Client {
                     Err(_) => foreign(&format!("the server answered {}", response.status())),
                 })
             }
-            Err(error) => Err(match trouble(&error) {
+            Err(error) => Err(match tls_error(&error) {
                 Some(known) => known.with_context("server", self.endpoint.to_string()).with_source(error),
                 None => self.unreachable("cannot attach").with_source(error),
             }),

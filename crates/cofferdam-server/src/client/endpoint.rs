@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::Credentials;
-use super::trouble::trouble;
+use super::tls_errors::tls_error;
 use crate::listen::{TlsFiles, read_pair};
 
 /// Names of protocols in the negotiation of TLS.
@@ -117,7 +117,7 @@ impl Endpoint {
 
     /// Connects, and returns the protocol to speak. Without TLS nothing is negotiated, and the server speaks both.
     pub async fn connect_for(&self, wanted: Protocol) -> Result<(Connection, Protocol)> {
-        let failed = |error: std::io::Error| match trouble(&error) {
+        let failed = |error: std::io::Error| match tls_error(&error) {
             Some(known) => known.with_context("server", self.to_string()).with_source(error),
             None => Error::new(ErrorKind::Unavailable, "connect", "cannot connect to the server")
                 .with_context("server", self.to_string())

@@ -3,8 +3,8 @@
 mod attach;
 mod endpoint;
 mod noticed;
+mod tls_errors;
 mod transport;
-mod trouble;
 mod tunnel;
 mod workspace;
 

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 
 use super::CONNECT_TIME;
 use super::endpoint::{Endpoint, Protocol};
-use super::trouble::trouble;
+use super::tls_errors::tls_error;
 
 /// The interval of pings on a connection, and the time for their answer.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -127,7 +127,7 @@ impl Transport {
         let (stream, protocol) = connected.await.map_err(|_| late())??;
         let failed = |error: hyper::Error| {
             let plain = || Error::new(ErrorKind::Unavailable, "connect", "cannot speak to the server");
-            trouble(&error).unwrap_or_else(plain).with_source(error)
+            tls_error(&error).unwrap_or_else(plain).with_source(error)
         };
         if protocol == Protocol::Http1 {
             let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
@@ -183,10 +183,10 @@ fn is_unsent(error: &Failed) -> bool {
 fn unanswered(error: Failed) -> Error {
     match error {
         Failed::Connect(error) => error,
-        Failed::Ended(reason) => reason.as_deref().and_then(|reason| trouble(reason)).unwrap_or_else(|| {
+        Failed::Ended(reason) => reason.as_deref().and_then(|reason| tls_error(reason)).unwrap_or_else(|| {
             Error::new(ErrorKind::Unavailable, "connect", "the server gave no answer, and the connection ended")
         }),
-        Failed::Http(error, reason) => match trouble(&error).or_else(|| trouble(reason.as_deref()?)) {
+        Failed::Http(error, reason) => match tls_error(&error).or_else(|| tls_error(reason.as_deref()?)) {
             Some(known) => known.with_source(error),
             None => Error::new(ErrorKind::Unavailable, "connect", "the server gave no answer").with_source(error),
         },

@@ -14,8 +14,9 @@ use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Completed, Error, ExecHandle, ExecRequest, Exit, LayeredSandbox, Level,
-    NetworkPolicy, Posture, PreparedSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec, after_close, collect,
+    Backend, Capabilities, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, LayeredSandbox,
+    Level, NetworkPolicy, Posture, PreparedSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec, after_close,
+    collect,
 };
 use tracing::Instrument;
 
@@ -57,8 +58,16 @@ pub trait Concern: Send + Sync + fmt::Debug + 'static {
     /// Begins the close of a sandbox.
     async fn closing(&self, held: &Self::Held, inner: &dyn Sandbox);
 
-    /// Ends a sandbox. Called at least once, unless the sandbox is dropped.
+    /// Ends a sandbox that is gone. Called at least once, unless the sandbox is dropped.
     async fn closed(&self, held: &Self::Held);
+
+    /// Reports that a close failed: the sandbox may still exist.
+    fn close_failed(&self, _held: &Arc<Self::Held>, _error: &Error) {}
+}
+
+/// Returns true if nothing is left of a sandbox after its close.
+fn is_gone(closed: &Result<()>) -> bool {
+    closed.as_ref().err().is_none_or(|error| matches!(error.kind(), ErrorKind::Closed | ErrorKind::NotFound))
 }
 
 /// A backend with a concern around it.
@@ -103,7 +112,7 @@ impl<C: Concern> Layer<C> {
             }
             Ok(inner) => {
                 if let Err(error) = self.concern.created(&self.held, Ok(&inner)).await {
-                    return Err(error.with_failed_close(inner.close().await));
+                    return Err(error.with_failed_close(self.close(&*inner).await));
                 }
                 Ok(Arc::new(LayeredSandbox::new(inner, self)))
             }
@@ -149,7 +158,10 @@ impl<C: Concern> SandboxLayer for Layer<C> {
     async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
         self.concern.closing(&self.held, inner).await;
         let closed = inner.close().await;
-        self.concern.closed(&self.held).await;
+        match &closed {
+            Err(error) if !is_gone(&closed) => self.concern.close_failed(&self.held, error),
+            _ => self.concern.closed(&self.held).await,
+        }
         closed
     }
 }

@@ -1,5 +1,10 @@
 //! Quota: reserves before a create, settles what was used at intervals, after each exec and at the end, and refuses what
 //! is beyond. A server that is killed loses the usage since the last interval.
+//!
+//! ```text
+//! reserved --close succeeds--> released
+//!     '-----close fails------> still reserved, and closed again at intervals until that succeeds
+//! ```
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,17 +18,18 @@ use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
 use parking_lot::Mutex;
 
-use super::{Concern, WeakSandbox};
+use super::{Concern, WeakSandbox, is_gone};
 use crate::admission::{Admission, Grant};
 use crate::ids::new_id;
 use crate::live::CREATED;
 use crate::quota::Demand;
 use crate::recorder::{Entry, Recorder};
+use crate::report;
 use crate::store::{SandboxRecord, Store, Usage, now};
 use crate::tasks::{Task, TaskGuard, TaskKind, TaskState, Tasks};
 
-/// The sandboxes that are measured at once.
-const MAX_SETTLED_AT_ONCE: usize = 32;
+/// The sandboxes that are measured, or closed again, at once.
+const MAX_AT_ONCE: usize = 32;
 /// The time for a sandbox to report its usage.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most memory or disk of a sandbox that is charged, so that sums of usage fit in 64 bits: 16 TiB.
@@ -94,24 +100,59 @@ struct Settled {
     egress_bytes: u64,
 }
 
-/// The accounts of live sandboxes.
+/// The accounts of live sandboxes, and of those whose close failed.
 #[derive(Debug, Default)]
-pub struct Accounts(Mutex<Vec<Weak<Account>>>);
+pub struct Accounts {
+    live: Mutex<Vec<Weak<Account>>>,
+    unclosed: Mutex<Vec<Unclosed>>,
+}
+
+/// A sandbox whose close failed, and its reservation.
+#[derive(Debug, Clone)]
+struct Unclosed {
+    held: Arc<Held>,
+    sandbox: Arc<dyn Sandbox>,
+}
 
 impl Accounts {
     fn add(&self, account: &Arc<Account>) {
-        self.0.lock().push(Arc::downgrade(account));
+        self.live.lock().push(Arc::downgrade(account));
+    }
+
+    /// Keeps a sandbox whose close failed, and its reservation. Returns false if it is kept already.
+    fn keep(&self, held: &Arc<Held>, sandbox: Arc<dyn Sandbox>) -> bool {
+        let mut unclosed = self.unclosed.lock();
+        let is_new = !unclosed.iter().any(|other| Arc::ptr_eq(&other.held, held));
+        if is_new {
+            unclosed.push(Unclosed { held: Arc::clone(held), sandbox });
+        }
+        is_new
+    }
+
+    /// Closes the sandboxes again whose close failed, and releases the reservations of those that are gone.
+    pub async fn close_again(&self) {
+        let unclosed = self.unclosed.lock().clone();
+        let closed = futures_util::stream::iter(unclosed).for_each_concurrent(
+            MAX_AT_ONCE,
+            async |Unclosed { held, sandbox }| {
+                if is_gone(&sandbox.close().await) {
+                    held.account.release().await;
+                    self.unclosed.lock().retain(|other| !Arc::ptr_eq(&other.held, &held));
+                }
+            },
+        );
+        closed.await;
     }
 
     /// Charges all sandboxes for what they have used since the last time. Returns when that is on the disk.
     pub async fn settle(&self) {
         let live: Vec<_> = {
-            let mut accounts = self.0.lock();
+            let mut accounts = self.live.lock();
             accounts.retain(|account| account.strong_count() > 0);
             accounts.iter().filter_map(Weak::upgrade).collect()
         };
-        let settled = futures_util::stream::iter(live)
-            .for_each_concurrent(MAX_SETTLED_AT_ONCE, async |account| account.settle().await);
+        let settled =
+            futures_util::stream::iter(live).for_each_concurrent(MAX_AT_ONCE, async |account| account.settle().await);
         settled.await;
     }
 }
@@ -217,6 +258,15 @@ impl Account {
         i64::try_from(more).unwrap_or(i64::MAX)
     }
 
+    /// Charges the sandbox, which is gone, for the last time, and ends its reservation.
+    async fn release(&self) {
+        let grant = self.grant.lock().take();
+        if let Some(grant) = grant {
+            self.recorder.record(self.entry(self.reserved(), true)).await;
+            drop(grant);
+        }
+    }
+
     fn entry(&self, usage: Usage, ends: bool) -> Entry {
         let mut entry = Entry::usage(&self.tenant, &self.label, usage);
         entry.ended = ends.then(|| self.record.get().cloned()).flatten();
@@ -277,6 +327,7 @@ impl Concern for QuotaConcern {
             account.grant.lock().take();
             return Ok(());
         };
+        let _ = account.sandbox.set(Arc::downgrade(inner));
         let is_counted = *inner.spec().network() == NetworkPolicy::None || inner.network_usage().is_some();
         if !is_counted && self.admission.counts_egress(&account.tenant) {
             let message = "a quota limits the bytes of the network, and this backend does not count them";
@@ -284,31 +335,32 @@ impl Concern for QuotaConcern {
                 .with_context("backend", self.backend.clone())
                 .with_remedy("use another backend, or no network"));
         }
-        let _ = account.sandbox.set(Arc::downgrade(inner));
         self.accounts.add(account);
-        // The record outlives the server, so that its usage is settled after a crash.
+        // The record outlives the server, so that the sandbox is known after a crash.
         let id = new_id("rec")?;
         // Known before it is written, so that it is removed even if the caller leaves meanwhile.
         let _ = account.record.set(id.clone());
         let now = now();
         // A run has no id for clients.
         let (sandbox, name) = CREATED.try_with(Clone::clone).unwrap_or_default();
-        self.store
-            .add_sandbox(&SandboxRecord {
-                id,
-                server: self.server.clone(),
-                instance: self.instance.clone(),
-                sandbox,
-                name,
-                tenant: account.tenant.as_str().to_owned(),
-                backend: self.backend.clone(),
-                label: account.label.clone(),
-                memory_mib: i64::try_from(account.demand.memory_mib).unwrap_or(i64::MAX),
-                disk_mib: i64::try_from(account.demand.disk_mib).unwrap_or(i64::MAX),
-                created: now,
-                seen: now,
-            })
-            .await
+        let record = SandboxRecord {
+            id,
+            server: self.server.clone(),
+            instance: self.instance.clone(),
+            sandbox,
+            name,
+            tenant: account.tenant.as_str().to_owned(),
+            backend: self.backend.clone(),
+            label: account.label.clone(),
+            memory_mib: i64::try_from(account.demand.memory_mib).unwrap_or(i64::MAX),
+            disk_mib: i64::try_from(account.demand.disk_mib).unwrap_or(i64::MAX),
+            created: now,
+            seen: now,
+        };
+        let counted = account.entry(Usage { sandboxes: 1, ..Usage::default() }, false).row;
+        self.store.add_sandbox(&record, &counted).await?;
+        self.admission.add(&counted);
+        Ok(())
     }
 
     async fn starting(&self, held: &Held, spec: &Spec, _: &ExecRequest) -> Result<Exec> {
@@ -348,12 +400,20 @@ impl Concern for QuotaConcern {
     }
 
     async fn closed(&self, held: &Held) {
+        held.account.release().await;
+    }
+
+    fn close_failed(&self, held: &Arc<Held>, error: &Error) {
         let account = &held.account;
-        let grant = account.grant.lock().take();
-        if let Some(grant) = grant {
-            let usage = Usage { sandboxes: 1, ..account.reserved() };
-            self.recorder.record(account.entry(usage, true)).await;
-            drop(grant);
+        // The caller of the close has the sandbox.
+        let Some(sandbox) = account.sandbox.get().and_then(WeakSandbox::upgrade) else { return };
+        let (id, tenant) = (sandbox.id().clone(), account.tenant.as_str());
+        if self.accounts.keep(held, sandbox) {
+            let backend = &self.backend;
+            report::warning(&format!(
+                "sandbox {id} of tenant {tenant} on backend {backend} may still exist and keeps its quota; it is closed \
+                 again every few seconds: {error}"
+            ));
         }
     }
 }
@@ -361,26 +421,22 @@ impl Concern for QuotaConcern {
 /// The reason for the end of sandboxes of a killed process.
 const KILLED: &str = "it was lost when the server's process was killed";
 
-/// Settles the sandboxes that killed processes of a server left in the database: counts them and removes their records.
-/// Their usage was charged at intervals. Their programs ended with them, or the backends remove them. Those of the
-/// processes that `lives` accepts remain.
+/// Removes the records of sandboxes that killed processes of a server left in the database. The sandboxes were counted
+/// when they were created, and their usage at intervals. Their programs ended with them, or the backends remove them.
+/// Those of the processes that `lives` accepts remain.
 ///
 /// # Errors
 /// - `Unavailable` if the database fails.
 pub async fn recover(store: &Store, server: &str, lives: impl Fn(&str) -> bool) -> Result<usize> {
     let mut left = store.sandboxes(server).await?;
     left.retain(|record| !lives(&record.instance));
-    let count = left.len();
     let instances: BTreeSet<_> = left.iter().map(|record| record.instance.clone()).collect();
     for instance in instances {
         store.lose_sandboxes(&instance, now(), KILLED).await?;
     }
-    for record in left {
-        let usage = Usage { sandboxes: 1, ..Usage::default() };
-        let tenant = TenantId::new(record.tenant.clone())?;
-        store.settle_lost(&Entry::usage(&tenant, &record.label, usage).row, &record.id).await?;
-    }
-    Ok(count)
+    let ended: Vec<_> = left.into_iter().map(|record| record.id).collect();
+    store.settle(&[], &ended).await?;
+    Ok(ended.len())
 }
 
 #[cfg(test)]
@@ -420,15 +476,17 @@ mod tests {
         let (least, most) = (100 * 300, 100 * i64::try_from(begun.elapsed().as_millis()).unwrap());
         assert!((least..=most).contains(&charged.memory_mib_ms), "{charged:?}");
         assert!(charged.cpu_us > 200_000, "{charged:?}");
-        // A killed server closes nothing. Its successor counts the sandbox and charges nothing again.
+        assert_eq!(charged.sandboxes, 1, "a live sandbox is counted");
+        // A killed server closes nothing. Its successor charges nothing again.
         assert_eq!(recover(&store, "test", |_| false).await.unwrap(), 1);
-        assert_eq!(sum().await, Usage { sandboxes: 1, ..charged });
+        assert_eq!(sum().await, charged);
         // The live one continues, and everything is charged once.
         accounts.settle().await;
         drop(exec);
         sandbox.close().await.unwrap();
         accounts.settle().await;
         let (all, lived) = (sum().await, begun.elapsed());
+        assert_eq!(all.sandboxes, 1, "it is counted once");
         assert!(all.memory_mib_ms <= 100 * i64::try_from(lived.as_millis()).unwrap() + 100, "{all:?} {lived:?}");
         assert!(all.cpu_us <= 3 * micros(lived.as_secs_f64()), "{all:?} {lived:?}");
     }

@@ -50,7 +50,7 @@ pub struct NewSandbox {
     pub spec: Spec,
     /// The name, unique for the tenant.
     pub name: Option<String>,
-    /// The life time.
+    /// The lifetime.
     pub life: Duration,
     /// The time without use after which it is closed.
     pub idle: Duration,
@@ -67,7 +67,7 @@ pub struct NewSandbox {
 pub struct NewFork {
     /// The name, unique for the tenant.
     pub name: Option<String>,
-    /// The life time.
+    /// The lifetime.
     pub life: Duration,
     /// The time without use after which it is closed.
     pub idle: Duration,

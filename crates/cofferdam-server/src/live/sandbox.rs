@@ -138,7 +138,7 @@ impl LiveSandbox {
         *self.lease.lock()
     }
 
-    /// Changes the remaining life time, the idle time or both, and records a use.
+    /// Changes the remaining lifetime, the idle time or both, and records a use.
     pub fn extend(&self, life: Option<Duration>, idle: Option<Duration>) {
         let mut lease = self.lease.lock();
         let now = Instant::now();

@@ -32,6 +32,7 @@ pub async fn begin(app: &App, caller: &Caller, action: &str, fill: impl FnOnce(&
         dry_run: false,
         files: None,
         unapplied: 0,
+        network: None,
         failed: None,
     };
     fill(&mut record);

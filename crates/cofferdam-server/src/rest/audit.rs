@@ -16,6 +16,9 @@ use super::{App, detached};
 use crate::caller::{Caller, Scope};
 use crate::layers::audit::blocking;
 
+/// The most bytes of the text of a search.
+const MAX_TEXT: usize = 256;
+
 /// The lines to find. A line must meet all conditions.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -31,6 +34,9 @@ pub struct AuditQuery {
     from: Option<String>,
     /// The end of the time range, exclusive.
     until: Option<String>,
+    /// A part of one of the texts and numbers of the line, as the record has them, in upper or lower case. At most 256 bytes.
+    #[param(min_length = 1, max_length = 256)]
+    text: Option<String>,
     /// Returns the lines after the one with this number, the oldest first.
     after: Option<u64>,
     /// Returns the lines before the one with this number, the newest first. Default: the newest lines of the log.
@@ -85,6 +91,9 @@ impl AuditQuery {
             let kinds = Record::KINDS.join(", ");
             return Err(Failure::bad_request(format!("there is no kind '{}', only {kinds}", kind.escape_debug())));
         }
+        if self.text.as_ref().is_some_and(|text| text.is_empty() || text.len() > MAX_TEXT) {
+            return Err(Failure::bad_request(format!("the text must have 1 to {MAX_TEXT} bytes")));
+        }
         Ok(Filter {
             id: self.id.as_ref().map(ExecutionId::new).transpose().map_err(malformed)?,
             tenant: tenant.map(|tenant| Text::new(tenant.as_str())),
@@ -92,6 +101,7 @@ impl AuditQuery {
             kind: self.kind.clone(),
             from: self.from.as_deref().map(time).transpose()?,
             until: self.until.as_deref().map(time).transpose()?,
+            text: self.text.clone(),
         })
     }
 }

@@ -223,7 +223,7 @@ impl Running {
         let answered = detached(async move {
             let response = next.run(request).await;
             if !response.status().is_success() {
-                return Ok(response);
+                return Ok::<_, Error>(response);
             }
             let (parts, body) = response.into_parts();
             let body = axum::body::to_bytes(body, MAX_ANSWER).await.map_err(|error| {

@@ -77,6 +77,8 @@ pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
 /// The work with the audit log at once: searches of tenants, searches and verifications of operators, and verifications of
 /// tenants.
 const AUDIT_TURNS: [usize; 3] = [2, 1, 1];
+/// The pulls and loads of images at once, of which one is of a tenant.
+const IMAGE_TURNS: usize = 2;
 /// The calls of plugins at once, of a tenant and of all. A plugin takes 256 at once.
 const PLUGIN_CALLS: [usize; 2] = [32, 256];
 /// The paths of requests that are answered by a full server too.
@@ -152,6 +154,7 @@ struct Shared {
     slots: Arc<Slots>,
     plugin_slots: Arc<Slots>,
     audit_turns: [Turns; 3],
+    image_turns: Turns,
     refusals: [Refusals; 2],
     document: String,
     stop: CancellationToken,
@@ -184,6 +187,7 @@ impl App {
             slots,
             plugin_slots: Arc::new(Slots::shared(PLUGIN_CALLS[0], PLUGIN_CALLS[1])),
             audit_turns: AUDIT_TURNS.map(Turns::new),
+            image_turns: Turns::new(IMAGE_TURNS),
             refusals: Default::default(),
             document,
             stop,
@@ -233,6 +237,7 @@ impl App {
             slots: Arc::new(Slots::new(0)),
             plugin_slots: Arc::new(Slots::new(0)),
             audit_turns: AUDIT_TURNS.map(Turns::new),
+            image_turns: Turns::new(IMAGE_TURNS),
             refusals: Default::default(),
             document: String::new(),
             stop: CancellationToken::new(),
@@ -275,6 +280,12 @@ impl App {
         self.0.services.snapshots.as_ref().ok_or_else(|| missing().into())
     }
 
+    /// Returns the images of the host.
+    fn images(&self) -> Result<Arc<dyn HostImages>, Failure> {
+        let missing = || Error::unsupported("open image store", "the server has no image store");
+        self.0.services.images.clone().ok_or_else(|| missing().into())
+    }
+
     /// Returns the volumes of all tenants.
     fn volumes(&self) -> Result<&Arc<Volumes>, Failure> {
         Ok(self.sandboxes().volumes()?)
@@ -305,6 +316,11 @@ impl App {
     /// Returns the turns of tenants that verify their part of the audit log.
     fn verify_turns(&self) -> &Turns {
         &self.0.audit_turns[2]
+    }
+
+    /// Returns the turns of pulls and loads of images.
+    fn image_turns(&self) -> &Turns {
+        &self.0.image_turns
     }
 
     /// Returns the records of refused calls, of unknown or of known callers.
@@ -356,11 +372,11 @@ impl App {
 }
 
 /// Runs work to its end even if the client no longer waits for it.
-async fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Error>> + Send + 'static,
-) -> Result<T, Error> {
+async fn detached<T: Send + 'static, E: From<Error> + Send + 'static>(
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
+) -> Result<T, E> {
     tokio::spawn(work.with_current_context().in_current_span()).await.unwrap_or_else(|error| {
-        Err(Error::new(ErrorKind::Internal, "answer", "the work ended early").with_source(error))
+        Err(Error::new(ErrorKind::Internal, "answer", "the work ended early").with_source(error).into())
     })
 }
 
@@ -409,6 +425,11 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(routes!(meta::openapi))
         .routes(quick(Scope::SandboxesRead, routes!(meta::backends)))
         .routes(quick(Scope::SandboxesRead, routes!(images::list)))
+        .routes(quick(Scope::SandboxesRead, routes!(images::inspect)))
+        .routes(transfer(Scope::Admin, routes!(images::pull)))
+        .routes(transfer(Scope::Admin, routes!(images::load)))
+        .routes(work(Scope::Admin, routes!(images::prune)))
+        .routes(work(Scope::Admin, routes!(images::delete)))
         .routes(quick(Scope::Plugins, routes!(plugins::list)))
         .routes(quick(Scope::Plugins, routes!(plugins::get)))
         .routes(run(Scope::Plugins, routes!(plugins::call)))

@@ -2,8 +2,8 @@
 
 use axum::Extension;
 use axum::extract::State;
-use cofferdam_audit::{Action, Text};
-use cofferdam_contract::NetworkPolicy;
+use cofferdam_audit::{Action, Listed, PolicySet, Text};
+use cofferdam_contract::{NetworkPolicy, NetworkProtocol, NetworkRule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,9 @@ pub async fn set(
     let policy = app.policy().network("set_network", policy)?;
     let work = async move {
         let _use = live.keep();
-        let about = |action: &mut Action| action.sandbox = Some(Text::new(&live.id));
+        let about = |action: &mut Action| {
+            (action.sandbox, action.network) = (Some(Text::new(&live.id)), Some(audited(&policy)));
+        };
         let recorded = actions::begin(&app, &caller, "network", about).await?;
         let set = live.used().set_network(policy).await;
         recorded.end(&set, |_, ()| {}).await;
@@ -54,4 +56,28 @@ pub async fn set(
     };
     // A started operation completes without its client.
     Ok(axum::Json(SandboxNetwork(detached(work).await?)))
+}
+
+/// Returns what the audit log has of a policy. Secrets are left out.
+fn audited(policy: &NetworkPolicy) -> PolicySet {
+    let (kind, rules) = match policy {
+        NetworkPolicy::None => ("none", Listed::default()),
+        NetworkPolicy::Allow { hosts } => ("allow", hosts.iter().map(Text::new).collect()),
+        NetworkPolicy::Rules(rules) => ("rules", rules.allow.iter().map(rule).collect()),
+        // The server accepts no others.
+        _ => ("other", Listed::default()),
+    };
+    PolicySet { kind: Text::new(kind), rules }
+}
+
+fn rule(rule: &NetworkRule) -> Text<256> {
+    let protocol = match rule.protocol {
+        NetworkProtocol::Tls => "tls",
+        NetworkProtocol::Https => "https",
+        NetworkProtocol::Http => "http",
+        _ => "",
+    };
+    let (methods, paths) = (rule.methods.join(","), rule.paths.join(","));
+    let words: Vec<_> = [&rule.host, protocol, &methods, &paths].into_iter().filter(|word| !word.is_empty()).collect();
+    Text::new(words.join(" "))
 }

@@ -35,7 +35,7 @@ pub async fn run(
             .into());
     }
     if sandbox.name.is_some() || sandbox.idle.is_some() || sandbox.life.is_some() {
-        return Err(Error::invalid("run", "the sandbox of a run has no name, idle time or life time").into());
+        return Err(Error::invalid("run", "the sandbox of a run has no name, idle time or lifetime").into());
     }
     let request = app.policy().exec(exec.into_request()?, app.bounds())?;
     if *request.stdin() == Stdin::Stream || request.terminal().is_some() {

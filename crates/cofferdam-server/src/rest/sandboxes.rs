@@ -182,7 +182,7 @@ pub async fn delete(
     Ok(kept.map_or_else(no_content, |changes| axum::Json(DeletedSandbox { changes }).into_response()))
 }
 
-/// Change the life time or the idle time of a sandbox.
+/// Change the lifetime or the idle time of a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/extend", tag = "sandboxes", request_body = ExtendSandbox,
     params(("sandbox" = String, Path, description = "The id or name")),
     responses((status = 200, body = SandboxView)))]
@@ -196,7 +196,7 @@ pub async fn extend(
     if request.life.is_none() && request.idle.is_none() {
         return Err(Error::invalid("extend", "life, idle or both are needed").into());
     }
-    let life = check_time("the life time", request.life, app.bounds())?;
+    let life = check_time("the lifetime", request.life, app.bounds())?;
     let idle = check_time("the idle time", request.idle, app.bounds())?;
     live.extend(life, idle);
     Ok(axum::Json(SandboxView::of(&live)))

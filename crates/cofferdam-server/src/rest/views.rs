@@ -75,7 +75,7 @@ pub struct CreateSandbox {
     #[serde(with = "serde_optional_duration", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<f64>")]
     pub idle: Option<Duration>,
-    /// The life time, in seconds or as text such as `1h`.
+    /// The lifetime, in seconds or as text such as `1h`.
     #[serde(with = "serde_optional_duration", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<f64>")]
     pub life: Option<Duration>,
@@ -85,7 +85,7 @@ pub struct CreateSandbox {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExtendSandbox {
-    /// The life time from now.
+    /// The lifetime from now.
     #[serde(with = "serde_optional_duration", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<f64>")]
     pub life: Option<Duration>,
@@ -442,6 +442,12 @@ pub struct ImageList {
     pub images: Vec<HostImage>,
     /// The value of `after` for the next page, if there is one.
     pub next: Option<String>,
+    /// The bytes that all images take together. For callers with the scope `admin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// The most bytes that they can take. For callers with the scope `admin`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_size: Option<u64>,
 }
 
 /// The state of the server.

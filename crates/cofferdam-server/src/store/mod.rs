@@ -201,7 +201,9 @@ pub(crate) mod tests {
             seen: 100,
         };
         for (id, server) in [("a", "one"), ("b", "one"), ("c", "two")] {
-            store.add_sandbox(&sandbox(id, server)).await.unwrap();
+            let counted = UsageRow { usage: Usage { sandboxes: 1, ..Usage::default() }, ..row.clone() };
+            store.add_sandbox(&sandbox(id, server), &counted).await.unwrap();
+            assert!(store.add_sandbox(&sandbox(id, server), &counted).await.is_err(), "a record of this id exists");
         }
         store.see_sandboxes("one-1", 160).await.unwrap();
         store.settle(&[row.clone(), row.clone()], &["a".to_owned()]).await.unwrap();
@@ -222,9 +224,9 @@ pub(crate) mod tests {
         assert_eq!(store.lost_sandbox(&tenant, "d").await.unwrap(), None);
         let all = store.usage(None, 0, i64::MAX / 2).await.unwrap();
         let memory: i64 = all.iter().map(|row| row.usage.memory_mib_ms).sum();
-        // A live sandbox is charged at intervals, so that its record charges nothing twice.
+        // A sandbox is counted with its record and charged at intervals, so that its end charges nothing twice.
         let counted: i64 = all.iter().map(|row| row.usage.sandboxes).sum();
-        assert_eq!((memory, counted, store.sandboxes("two").await.unwrap().len()), (0, 1, 1));
+        assert_eq!((memory, counted, store.sandboxes("two").await.unwrap().len()), (0, 3, 1));
 
         let answer = StoredAnswer { fingerprint: "f".to_owned(), created: 50, status: 201, body: "{}".to_owned() };
         store.add_answer(&tenant, "k", &answer).await.unwrap();

@@ -4,6 +4,7 @@ use cofferdam_contract::Result;
 use sqlx::any::AnyRow;
 use sqlx::{Row, query};
 
+use super::usage::{UsageRow, add};
 use super::{Store, failed};
 
 /// A live sandbox as it is stored.
@@ -55,12 +56,12 @@ impl SandboxRecord {
 }
 
 impl Store {
-    /// Adds a sandbox.
-    pub async fn add_sandbox(&self, record: &SandboxRecord) -> Result<()> {
+    /// Adds a sandbox and its usage, in one transaction.
+    pub async fn add_sandbox(&self, record: &SandboxRecord, usage: &UsageRow) -> Result<()> {
         let insert = "INSERT INTO sandboxes
             (id, server, tenant, backend, label, memory_mib, created, seen, instance, sandbox, name, disk_mib)
             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
-        query(insert)
+        let insert = query(insert)
             .bind(&record.id)
             .bind(&record.server)
             .bind(&record.tenant)
@@ -72,11 +73,12 @@ impl Store {
             .bind(&record.instance)
             .bind(&record.sandbox)
             .bind(&record.name)
-            .bind(record.disk_mib)
-            .execute(&self.pool)
-            .await
-            .map(drop)
-            .map_err(|error| failed("record sandbox", error))
+            .bind(record.disk_mib);
+        self.write("record sandbox", async |transaction| {
+            insert.execute(&mut *transaction).await?;
+            add(transaction, usage).await
+        })
+        .await
     }
 
     /// Records that all sandboxes of a process live at this time.

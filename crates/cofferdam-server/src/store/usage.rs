@@ -139,7 +139,7 @@ impl UsageRow {
 }
 
 /// Adds the usage of a row.
-async fn add(connection: &mut AnyConnection, row: &UsageRow) -> sqlx::Result<()> {
+pub(super) async fn add(connection: &mut AnyConnection, row: &UsageRow) -> sqlx::Result<()> {
     let upsert = "INSERT INTO usage_of_day AS u (tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms,
             egress_bytes, output_bytes, disk_mib_ms, audit_bytes)
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
@@ -168,44 +168,30 @@ async fn add(connection: &mut AnyConnection, row: &UsageRow) -> sqlx::Result<()>
         .map(drop)
 }
 
-/// Removes the record of a sandbox. Returns false if there is none.
-async fn remove_sandbox(connection: &mut AnyConnection, id: &str) -> sqlx::Result<bool> {
-    let removed = query("DELETE FROM sandboxes WHERE id = $1").bind(id).execute(connection).await?;
-    Ok(removed.rows_affected() > 0)
-}
-
 impl Store {
     /// Adds usage and removes the records of sandboxes that ended with it, in one transaction.
     ///
     /// # Errors
     /// - `Unavailable` if the database fails.
     pub async fn settle(&self, rows: &[UsageRow], ended: &[String]) -> Result<()> {
-        self.write_usage(async |transaction| {
+        self.write("record usage", async |transaction| {
             for row in rows {
                 add(transaction, row).await?;
             }
             for id in ended {
-                remove_sandbox(transaction, id).await?;
+                query("DELETE FROM sandboxes WHERE id = $1").bind(id).execute(&mut *transaction).await?;
             }
             Ok(())
         })
         .await
     }
 
-    /// Removes the record of a sandbox whose server was killed and adds its usage, in one transaction. Does nothing if
-    /// another process has done that.
-    ///
-    /// # Errors
-    /// - `Unavailable` if the database fails.
-    pub async fn settle_lost(&self, row: &UsageRow, id: &str) -> Result<()> {
-        self.write_usage(async |transaction| match remove_sandbox(transaction, id).await? {
-            true => add(transaction, row).await,
-            false => Ok(()),
-        })
-        .await
-    }
-
-    async fn write_usage(&self, work: impl AsyncFnOnce(&mut AnyConnection) -> sqlx::Result<()>) -> Result<()> {
+    /// Writes in one transaction.
+    pub(super) async fn write(
+        &self,
+        operation: &'static str,
+        work: impl AsyncFnOnce(&mut AnyConnection) -> sqlx::Result<()>,
+    ) -> Result<()> {
         let write = async {
             let mut connection = self.pool.acquire().await?;
             let written = async {
@@ -221,7 +207,7 @@ impl Store {
             }
             written
         };
-        write.await.map_err(|error| failed("record usage", error))
+        write.await.map_err(|error| failed(operation, error))
     }
 
     /// Returns the usage of the days `from` to `to`, both included, of one tenant or of all.

@@ -14,7 +14,8 @@ fn seqs(page: &Value) -> Vec<u64> {
     page["lines"].as_array().unwrap().iter().map(|line| line["seq"].as_u64().unwrap()).collect()
 }
 
-/// Promise (Server): A tenant finds its own lines of the audit log, by sandbox, kind, execution and time, and no others.
+/// Promise (Server): A tenant finds its own lines of the audit log, by sandbox, kind, execution, time and text, and no
+/// others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenant_finds_its_own_lines() {
     let server = start(Over::Tls, bounds()).await;
@@ -49,8 +50,33 @@ async fn a_tenant_finds_its_own_lines() {
     let id = ends["lines"][0]["record"]["id"].as_str().unwrap();
     assert_eq!(seqs(&get(&acme, &format!("/v1/audit?id={id}")).await.unwrap()).len(), 2, "its begin and end");
     assert_eq!(seqs(&get(&acme, "/v1/audit?until=2020-01-01T00:00:00Z").await.unwrap()), [0; 0]);
-    for bad in ["kind=x", "from=yesterday", "limit=0", "limit=1001", "after=1&before=2", "id=/", "tenant=other", "x=1"]
-    {
+    // A text is searched before pages are made of the lines.
+    let page = get(&acme, "/v1/audit?text=POST&limit=1").await.unwrap();
+    let older = get(&acme, &format!("/v1/audit?text=post&limit=1&before={}", page["before"])).await.unwrap();
+    for page in [&page, &older] {
+        let record = &page["lines"][0]["record"];
+        assert_eq!(
+            (&record["kind"], &record["method"], &record["tenant"]),
+            (&json!("call"), &json!("POST"), &json!("acme"))
+        );
+    }
+    assert_ne!(seqs(&page), seqs(&older));
+    assert_eq!(seqs(&get(&acme, &format!("/v1/audit?text={}&kind=end", id.to_uppercase())).await.unwrap()).len(), 1);
+    let others = get(&acme, "/v1/audit?text=other").await.unwrap();
+    assert_eq!(seqs(&others), [0; 0], "a text finds no lines of other tenants: {others}");
+    let long = format!("text={}", "x".repeat(257));
+    for bad in [
+        "text=",
+        &long,
+        "kind=x",
+        "from=yesterday",
+        "limit=0",
+        "limit=1001",
+        "after=1&before=2",
+        "id=/",
+        "tenant=other",
+        "x=1",
+    ] {
         let error = get(&acme, &format!("/v1/audit?{bad}")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{bad}");
     }

@@ -14,6 +14,7 @@ mod execs;
 mod files;
 mod hostile;
 mod identity;
+mod images;
 mod issuer;
 mod lifecycle;
 mod matrix;

@@ -39,7 +39,7 @@ fn actions(server: &Running) -> Vec<Value> {
 }
 
 /// Promise (Server): A tenant replaces the network policy of its live sandbox within the bounds of a create. A refused
-/// policy changes nothing, and each change is in the audit log.
+/// policy changes nothing, and each change is in the audit log with the rules.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_policy_of_a_live_sandbox_is_replaced() {
     let server = server(true).await;
@@ -72,10 +72,26 @@ async fn the_policy_of_a_live_sandbox_is_replaced() {
     let copy = post(&acme, "/v1/sandboxes/a/fork", json!({ "name": "copy" })).await.unwrap();
     assert_eq!(copy["network"], two, "a copy has the policy of its sandbox");
     assert_eq!(put(&acme, json!({ "kind": "none" })).await.unwrap(), json!({ "kind": "none" }));
+    let rule =
+        json!({ "host": "three.example:443", "protocol": "https", "methods": ["GET", "PUT"], "paths": ["/v1", "/v2"] });
+    let many: Vec<_> = (0..50).map(|number| json!({ "host": format!("h{number}.example:80") })).collect();
+    let all = [&[rule], &many[..]].concat();
+    put(&acme, json!({ "kind": "rules", "allow": all })).await.unwrap();
 
     let found: Vec<_> = actions(&server).into_iter().filter(|one| one["action"] == "network").collect();
     let states: Vec<_> = found.iter().map(|one| one["state"].as_str().unwrap()).collect();
-    assert_eq!(states, ["begun", "ended", "begun", "ended"], "{found:?}");
+    assert_eq!(states, ["begun", "ended", "begun", "ended", "begun", "ended"], "{found:?}");
+    for (pair, kind, count, first) in [
+        (&found[..2], "allow", 1, json!("two.example:443")),
+        (&found[2..4], "none", 0, Value::Null),
+        (&found[4..], "rules", 51, json!("three.example:443 https GET,PUT /v1,/v2")),
+    ] {
+        for one in pair {
+            let (policy, rules) = (&one["network"], &one["network"]["rules"]);
+            assert_eq!((&policy["kind"], &rules["count"], &rules["first"][0]), (&json!(kind), &json!(count), &first));
+            assert!(rules["first"].as_array().unwrap().len() <= 32, "{policy}");
+        }
+    }
     for one in &found {
         assert_eq!((&one["sandbox"], &one["tenant"]), (&json!(id), &json!("acme")));
     }

@@ -1,9 +1,12 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, ErrorKind, Limits};
 use cofferdam_server::client::{Client, Content, Method};
-use cofferdam_server::{Capacity, QueueBounds, Quota, QuotaFile, Scope, Server, ServerConfig, Usage, UsageRow};
-use cofferdam_simulated::Step;
+use cofferdam_server::{
+    Capacity, QueueBounds, Quota, QuotaFile, Scope, ServedBackend, Server, ServerConfig, Usage, UsageRow,
+};
+use cofferdam_simulated::{FaultPlan, FaultPoint, SimulatedBackend, Step};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
@@ -446,6 +449,40 @@ async fn sums(store: &cofferdam_server::Store) -> Value {
     let rows = store.usage(None, 0, i64::MAX / 2).await.unwrap();
     let sum = |of: fn(&cofferdam_server::Usage) -> i64| rows.iter().map(|row| of(&row.usage)).sum::<i64>();
     json!({ "sandboxes": sum(|usage| usage.sandboxes), "execs": sum(|usage| usage.execs) })
+}
+
+/// Promise (Server): A sandbox whose close fails keeps its reservation until a later close succeeds. The server closes it
+/// again. A sandbox counts when it is created.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_close_keeps_the_reservation_until_the_sandbox_is_gone() {
+    let server = start_with(Over::Tls, bounds(), |config| {
+        let faults = [1, 2, 3]
+            .into_iter()
+            .fold(FaultPlan::none(), |plan, nth| plan.fail(FaultPoint::Close, nth, ErrorKind::Unavailable));
+        let backend = Arc::new(SimulatedBackend::with_faults(faults));
+        let served = ServedBackend { backend, attributes: Vec::new(), archive: None };
+        config.policy.backends.insert("simulated".to_owned(), served);
+    })
+    .await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    create(&acme, json!({ "name": "a", "limits": { "memory": "64M" } })).await;
+    assert_eq!(sums(&server.store).await["sandboxes"], 1, "a live sandbox is counted");
+    let begun = tokio::time::Instant::now();
+    assert!(send(&acme, Method::DELETE, "/v1/sandboxes/a", None).await.is_err());
+    let run = json!({ "exec": steps(vec![Step::Exit(0)]), "sandbox": { "limits": { "memory": "64M" } } });
+    assert!(post(&acme, "/v1/runs", run).await.is_err());
+    let quota = async || get(&acme, "/v1/quota").await.unwrap();
+    let held = quota().await;
+    assert_eq!((&held["sandboxes"], &held["memory_mib"]), (&json!(2), &json!(128)), "{held}");
+    assert_eq!(metric(&acme, "cofferdam_sandboxes{backend=\"simulated\"}").await, 2.0);
+    while quota().await["sandboxes"] != 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the reservations are never released");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(5), "the first close that was repeated failed, too");
+    assert_eq!(metric(&acme, "cofferdam_sandboxes{backend=\"simulated\"}").await, 0.0);
+    assert_eq!(sums(&server.store).await["sandboxes"], 2, "each is counted once");
+    server.stop().await;
 }
 
 /// Promise (Server): A database that fails stops no exec, and its usage is written when the database works again.

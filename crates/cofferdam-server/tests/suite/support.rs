@@ -10,9 +10,8 @@ use cofferdam_process::{ProcessBackend, ProcessConfig};
 use cofferdam_server::client::{Client, Content};
 use cofferdam_server::rest::views::{ExecView, SandboxDetails, StartExec};
 use cofferdam_server::{
-    Bounds, Capacity, Database, Gate, HostImage, HostImages, Identities, Listen, Listener, NewKey, Policy, QueueBounds,
-    Quota, Scope, ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig,
-    WorkspaceArchive, keys,
+    Bounds, Capacity, Database, Gate, Identities, Listen, Listener, NewKey, Policy, QueueBounds, Quota, Scope,
+    ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive, keys,
 };
 use cofferdam_simulated::{Program, SimulatedBackend, Step};
 use serde_json::{Value, json};
@@ -48,17 +47,6 @@ pub fn bounds() -> Bounds {
 /// Starts a server with the simulated backend as its default, and the process backend.
 pub async fn start(over: Over, bounds: Bounds) -> Running {
     start_with(over, bounds, |_| {}).await
-}
-
-/// A host with one image.
-#[derive(Debug)]
-struct OneImage;
-
-#[async_trait::async_trait]
-impl HostImages for OneImage {
-    async fn images(&self) -> Result<Vec<HostImage>> {
-        Ok(vec![HostImage { names: vec!["base:1".to_owned()], digest: "sha256:0".to_owned(), size: 7 }])
-    }
 }
 
 fn audit(directory: &std::path::Path) -> cofferdam_audit::Log {
@@ -160,7 +148,7 @@ async fn config(directory: &std::path::Path, bounds: Bounds) -> (ServerConfig, A
         store,
         snapshots: directory.join("snapshots"),
         changes: Some(directory.join("changes")),
-        images: Some(Arc::new(OneImage)),
+        images: Some(Arc::new(crate::images::OneImage::default())),
         plugins: Some(Arc::new(crate::plugins::Echo)),
         volumes: VolumesConfig { directory: directory.join("volumes"), before_use: || {} },
         name: "test".to_owned(),

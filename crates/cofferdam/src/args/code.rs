@@ -37,7 +37,7 @@ pub struct CodeArgs {
     /// Run the code in this kernel
     #[arg(long, value_name = "KERNEL")]
     pub kernel: Option<String>,
-    /// Limit real time
+    /// Limit wall time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
     /// Save figures in this directory without overwriting files

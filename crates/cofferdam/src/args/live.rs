@@ -45,7 +45,7 @@ pub enum ServerCommand {
     Pause(SandboxesArgs),
     /// Resume all programs in sandboxes of a server
     Resume(SandboxesArgs),
-    /// Change the life time or the idle time of a sandbox of a server
+    /// Change the lifetime or the idle time of a sandbox of a server
     Extend(ExtendArgs),
     /// Rename a sandbox of a server
     Rename(RenameArgs),

@@ -87,7 +87,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub life: Option<Duration>,
 
-    /// Limit the life time that a creator can set [default: 24h]
+    /// Limit the lifetime that a creator can set [default: 24h]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub max_life: Option<Duration>,
 
@@ -285,7 +285,7 @@ Examples:
   cofferdam create --name fix --workspace . && cofferdam exec fix -- make fmt && cofferdam diff fix
 
 `cofferdam serve` must run. The sandbox is closed by `cofferdam rm`, after its idle time, and after
-its life time. Changes of a --workspace that were not applied are kept for `cofferdam changes`.";
+its lifetime. Changes of a --workspace that were not applied are kept for `cofferdam changes`.";
 
 /// `cofferdam create`.
 #[derive(Debug, Default, Args)]
@@ -397,7 +397,7 @@ pub struct ExecArgs {
     /// Set an environment variable
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
-    /// Limit real time
+    /// Limit wall time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
     /// Limit the output

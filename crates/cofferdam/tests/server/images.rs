@@ -87,6 +87,11 @@ fn images_of_a_server_are_loaded_used_and_removed() {
     let refused = fails(&["rm", "saved/tool:1"]);
     assert!(refused.contains("is used by a sandbox") && refused.contains("try: end its sandboxes first"), "{refused}");
     server.ask(&["rm", "box"]);
+    assert!(on(&["rm", "saved/tool:1"]).starts_with("removed saved/tool:1\nremoved 1 images"));
+    assert_eq!(parsed(&on(&["ls", "--json"]))["images"], json!([]));
+    on(&["load", "saved.tar"]);
+    server.ask(&["create", "--name", "again", "--image", "saved/tool:1"]);
+    assert_eq!(server.ask(&["exec", "again", "--", "cat", "/readme"]), "of the image\n");
 
     std::fs::write(here.join("broken.tar"), [7; 2048]).unwrap();
     for (words, text) in [

@@ -26,7 +26,7 @@ pub struct ForkSandbox {
     #[serde(with = "serde_optional_duration", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<f64>")]
     pub idle: Option<Duration>,
-    /// The life time.
+    /// The lifetime.
     #[serde(with = "serde_optional_duration", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<f64>")]
     pub life: Option<Duration>,

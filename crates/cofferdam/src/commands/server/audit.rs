@@ -61,6 +61,7 @@ fn address(args: &QueryArgs) -> String {
         ("kind", &args.kind),
         ("from", &args.from),
         ("until", &args.until),
+        ("text", &args.text),
     ] {
         if let Some(value) = value {
             address.push_str(&format!("&{name}={}", encoded(value)));

@@ -12,7 +12,7 @@ use super::client::{all, encoded, print_id};
 use super::{connect, diff};
 use crate::args::{ExtendArgs, ForkArgs, PruneArgs, RenameArgs, SandboxesArgs};
 use crate::commands::block_on;
-use crate::question;
+use crate::prompt;
 use crate::report::{self, Form};
 
 /// Sandboxes that a question names. More are counted.
@@ -123,7 +123,7 @@ fn is_approved(args: &PruneArgs, chosen: &[SandboxView]) -> Result<bool> {
     if args.yes || chosen.is_empty() {
         return Ok(true);
     }
-    if args.json || !question::is_interactive() {
+    if args.json || !prompt::is_interactive() {
         return Err(Error::invalid(
             "prune",
             format!("{} sandboxes would be closed, and there is no terminal to ask on", chosen.len()),
@@ -132,5 +132,5 @@ fn is_approved(args: &PruneArgs, chosen: &[SandboxView]) -> Result<bool> {
     }
     let names: Vec<_> = chosen.iter().take(MAX_NAMED).map(|one| one.name.as_deref().unwrap_or(&one.id)).collect();
     let more = if chosen.len() > MAX_NAMED { format!(" and {} more", chosen.len() - MAX_NAMED) } else { String::new() };
-    question::ask("prune", &format!("Close {}{more}?", names.join(", ")))
+    prompt::ask("prune", &format!("Close {}{more}?", names.join(", ")))
 }

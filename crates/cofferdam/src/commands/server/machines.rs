@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam::registry::machines::VmSnapshots;
+use cofferdam::registry::vms::VmSnapshots;
 use cofferdam::registry::{BackendInfo, Setup, VM_BACKEND};
 use cofferdam::{Limits, Result, Snapshot, TenantId};
 use cofferdam_server::SnapshotArchive;

@@ -119,7 +119,7 @@ fn text(path: &Path, secrecy: Secrecy, what: &str) -> Result<String> {
 }
 
 /// Returns the client of the server that options or the environment name.
-fn connect(args: &ClientArgs) -> Result<Client> {
+pub(super) fn connect(args: &ClientArgs) -> Result<Client> {
     let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
     let url = args.server.clone().or_else(|| variable(SERVER));
     // The user's own server needs no key.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::client::encoded;
 use super::connect;
-use crate::args::{ClientArgs, CreateVolumeArgs, VolumeCommand, VolumeServerArgs};
+use crate::args::{CreateVolumeArgs, VolumeCommand};
 use crate::commands::block_on;
 use crate::report::{self, Form};
 use crate::style::Tone;
@@ -24,7 +24,7 @@ pub fn main(command: &VolumeCommand) -> Option<u8> {
         VolumeCommand::Rm(args) => (&args.on, Form::Text),
         VolumeCommand::Export(_) | VolumeCommand::Import(_) => return None,
     };
-    if !is_on_server(on) {
+    if !on.on_server && !on.client.is_set() {
         return None;
     }
     let done = connect(&on.client).and_then(|client| {
@@ -39,12 +39,6 @@ pub fn main(command: &VolumeCommand) -> Option<u8> {
         })
     });
     Some(report::finish(done, form))
-}
-
-fn is_on_server(on: &VolumeServerArgs) -> bool {
-    let ClientArgs { server, key_file, ca, client_cert, client_key } = &on.client;
-    let files = [key_file, ca, client_cert, client_key];
-    on.on_server || server.is_some() || files.into_iter().any(Option::is_some)
 }
 
 fn path(name: &Name) -> String {

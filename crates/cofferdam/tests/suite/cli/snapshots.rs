@@ -377,7 +377,7 @@ fn a_restored_program_is_attached_to_with_its_output_and_status() {
         (7, &"out\n".into(), &7.into()),
         "{stderr}"
     );
-    // The tighter of both real time limits applies.
+    // The tighter of both wall time limits applies.
     let (code, stdout, stderr) = attach(&["--timeout", "1s"]);
     assert!(code == 124 && stdout.is_empty(), "{code} {stdout}{stderr}");
 }

@@ -89,7 +89,7 @@ fn the_top_level_help() {
       fork         Copy a sandbox of a server; the copy resumes from its state
       pause        Pause all programs in sandboxes of a server
       resume       Resume all programs in sandboxes of a server
-      extend       Change the life time or the idle time of a sandbox of a server
+      extend       Change the lifetime or the idle time of a sandbox of a server
       rename       Rename a sandbox of a server
       stats        Print the resource usage of sandboxes of a server
       rm           Close sandboxes of a server

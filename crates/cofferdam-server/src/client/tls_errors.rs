@@ -1,4 +1,4 @@
-//! The reasons of TLS for which a connection fails, in words, with the remedy.
+//! Errors of TLS, with reason and remedy.
 
 use std::error::Error as Source;
 
@@ -32,8 +32,8 @@ const CERTIFICATE: &str = "use a certificate for clients (extended key usage cli
 const CLOCKS: &str = "renew the server's certificate, or set the clock of this host";
 const AUTHORITY: &str = "give its authority with --ca or COFFERDAM_CA, if this is the right server";
 
-/// Returns an error that names the reason of TLS behind a failure, if there is one.
-pub fn trouble(error: &(dyn Source + 'static)) -> Option<Error> {
+/// Returns the error of TLS that caused a failure, if there is one.
+pub fn tls_error(error: &(dyn Source + 'static)) -> Option<Error> {
     let (mut next, mut shown) = (Some(error), String::new());
     while let Some(error) = next {
         // An error of input and output passes over the one that it contains.
@@ -97,10 +97,10 @@ mod tests {
         for (name, message, _) in ALERTS {
             let alert = (0..=u8::MAX).map(AlertDescription::from).find(|alert| format!("{alert:?}") == name);
             let error = rustls::Error::AlertReceived(alert.expect(name));
-            let found = trouble(&std::io::Error::other(error)).expect("it is known");
+            let found = tls_error(&std::io::Error::other(error)).expect("it is known");
             assert_eq!(found.message(), message);
         }
-        assert!(trouble(&std::io::Error::other("CertificateRequired")).is_none());
-        assert!(trouble(&std::io::Error::from(std::io::ErrorKind::ConnectionReset)).is_none());
+        assert!(tls_error(&std::io::Error::other("CertificateRequired")).is_none());
+        assert!(tls_error(&std::io::Error::from(std::io::ErrorKind::ConnectionReset)).is_none());
     }
 }
