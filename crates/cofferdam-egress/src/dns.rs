@@ -54,7 +54,7 @@ pub fn answer(query: &[u8], rules: &Rules, names: &Mutex<Names>, denials: &Denia
                 let name = name.trim_end_matches('.').to_ascii_lowercase();
                 denials.note(
                     format_args!("the look-up of {name}"),
-                    format_args!("{refusal}; --net {name} would allow it"),
+                    format_args!("{refusal}; --net {name}:PORT would allow it"),
                 );
             }
             response.metadata.response_code = ResponseCode::NXDomain;
@@ -122,7 +122,7 @@ mod tests {
         }
         let denials: Vec<String> = denials.list().iter().map(ToString::to_string).collect();
         assert_eq!(denials.len(), 2, "{denials:?}");
-        assert!(denials[1].ends_with("; --net secret.evil.example would allow it (2 times)"), "{denials:?}");
+        assert!(denials[1].ends_with("; --net secret.evil.example:PORT would allow it (2 times)"), "{denials:?}");
     }
 
     proptest! {

@@ -285,9 +285,12 @@ impl Flow {
         let Self { host, port, .. } = self;
         let hint = match (refusal, content) {
             // No policy allows the sandbox itself.
-            (Refusal::NotListed, _) if host == "localhost" => return refusal.to_string(),
+            (Refusal::NotListed | Refusal::NotPublic, _) if host == "localhost" => return refusal.to_string(),
             // Nor an address here.
             _ if self.literal.is_some() && self.enforcer.reach == Reach::Names => return refusal.to_string(),
+            (Refusal::NotPublic, _) if self.enforcer.reach != Reach::Names => {
+                format!("a rule for its address or range, with port {port},")
+            }
             (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
             (Refusal::NotLookedUp, _) if self.literal.is_some_and(is_of_others) => format!("--net {host}:{port}"),
             (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),

@@ -57,7 +57,7 @@ pub enum Learn {
 }
 
 /// Reads a policy file.
-fn read_policy(path: &str) -> Result<NetworkPolicy, String> {
+pub(super) fn read_policy(path: &str) -> Result<NetworkPolicy, String> {
     use std::io::Read;
     let mut text = String::new();
     cofferdam_linux::named::read(Path::new(path))

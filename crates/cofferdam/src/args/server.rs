@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use cofferdam::volumes::VolumeMount;
 use cofferdam::{Level, NetworkPolicy, SandboxPath, TenantId, parse_duration};
 
+use super::net::read_policy;
 use crate::values::{parse_env, parse_label, parse_network};
 
 /// Listeners, sandboxes and quotas of `cofferdam serve` over HTTP.
@@ -319,6 +320,9 @@ pub struct CreateArgs {
     /// Allow connections to these hosts
     #[arg(long, value_name = "HOST,…", value_parser = parse_network)]
     pub net: Option<NetworkPolicy>,
+    /// Allow connections and requests by the rules of this TOML file, without secrets
+    #[arg(long, value_name = "FILE", value_parser = read_policy, conflicts_with = "net")]
+    pub net_policy: Option<NetworkPolicy>,
     /// Attach a label
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
     pub label: Vec<(String, String)>,

@@ -59,7 +59,7 @@ fn request(args: CreateArgs) -> Result<CreateSandbox> {
         volumes: args.volume.iter().map(MountVolume::of).collect(),
         read_only: args.read_only,
         limits,
-        network: args.net.unwrap_or_default(),
+        network: args.net.or(args.net_policy).unwrap_or_default(),
         labels: args.label.into_iter().collect(),
         idle: args.idle,
         life: args.life,

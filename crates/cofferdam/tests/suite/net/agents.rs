@@ -40,7 +40,7 @@ fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Comma
             "web.example:80",
             "attempt(talk, 'other.example', 80)",
             "failed: gaierror\n",
-            "the look-up of other.example: the policy does not list it; --net other.example would allow it",
+            "the look-up of other.example: the policy does not list it; --net other.example:PORT would allow it",
         ),
         (
             "web.example:80",

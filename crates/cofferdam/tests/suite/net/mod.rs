@@ -192,7 +192,7 @@ fn policy_allows_its_hosts_and_nothing_else() {
                 "web.example:80",
                 "attempt(talk, 'other.example', 80)",
                 "failed: gaierror\n",
-                "the look-up of other.example: the policy does not list it; --net other.example would allow it",
+                "the look-up of other.example: the policy does not list it; --net other.example:PORT would allow it",
             ),
             (
                 "*.suffix.example:80",

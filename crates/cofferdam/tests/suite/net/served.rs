@@ -108,6 +108,9 @@ fn the_policy_of_a_sandbox_of_a_server_is_replaced() {
     let policy = place.policy("[[allow]]\nhost = \"web.example:22\"\nmax_requests = 5\n");
     let shown = server.ask(&["net", "set", "build", "--net-policy", &policy, "--json"]);
     assert_eq!(crate::cli::json(&shown)["allow"][0]["max_requests"], 5, "{shown}");
+    server.ask(&["create", "--name", "ruled", "--net-policy", &policy]);
+    let shown = server.ask(&["net", "show", "ruled", "--json"]);
+    assert_eq!(crate::cli::json(&shown)["allow"][0]["max_requests"], 5, "{shown}");
     assert_eq!(server.ask(&["net", "set", "build", "--net", "none"]), "build: allows no network\n");
     assert_eq!(crate::cli::json(&server.ask(&["net", "show", "build", "--json"]))["kind"], "none");
 }
