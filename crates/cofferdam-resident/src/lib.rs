@@ -9,7 +9,7 @@
 //! [`ResidentServer`] listens. [`Connection`] carries one run in one sandbox; closing it ends both. [`ResidentBackend`]
 //! wraps it as a contract `Backend`. The kernel authenticates both sides: the socket is in a directory that only its
 //! user can enter, and each side asks the kernel for the peer's identity. The crate names no backend and reads no
-//! environment. `docs/server.md` has the threat model, `docs/adr/0021-one-resident-server.md` the design reasons.
+//! environment. `docs/server-runs.md` has the threat model, `docs/adr/0021-one-resident-server.md` the design reasons.
 //!
 //! # Where to look
 //!

@@ -84,7 +84,8 @@ impl CertificateRules {
     /// - `InvalidInput` for a malformed document, a rule without a name or with several, or two rules for one name.
     pub fn parse(text: &str) -> Result<Self> {
         let malformed = |message: String| {
-            Error::invalid("read identity", message).with_remedy("docs/server.md describes the file of --client-rules")
+            Error::invalid("read identity", message)
+                .with_remedy("docs/server-access.md describes the file of --client-rules")
         };
         let document: Document =
             serde_json::from_str(text).map_err(|error| malformed(format!("the file is malformed: {error}")))?;

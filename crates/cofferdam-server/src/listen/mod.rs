@@ -211,7 +211,7 @@ fn cannot_listen(what: &str, error: std::io::Error) -> Error {
         }
         std::io::ErrorKind::PermissionDenied if is_tcp => (
             ErrorKind::Denied,
-            "choose a port above 1023, or let systemd open the socket and pass it (docs/server.md, As a service)",
+            "choose a port above 1023, or let systemd open the socket and pass it (docs/server-operations.md, As a service)",
         ),
         std::io::ErrorKind::PermissionDenied => {
             (ErrorKind::Denied, "choose a path in a directory of this user, such as /run/user/UID")

@@ -26,7 +26,7 @@ Examples:
 A server without --listen and --socket has a private socket, which only its user can access. It runs
 the commands of `cofferdam run`, and answers HTTP without keys.
 Limits are those of sandboxes that set none, and the most that a client of HTTP can set.
-docs/server.md describes the API. SIGTERM and SIGINT drain: new sandboxes are refused, runs and
+docs/server-api.md describes the API. SIGTERM and SIGINT drain: new sandboxes are refused, runs and
 requests end, then all sandboxes are closed. A second signal ends the server at once. SIGUSR2 starts
 the program again, hands the sockets of --listen and --socket over to it, and ends this process with
 its sandboxes.";

@@ -31,7 +31,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// Accept the tokens of the OpenID Connect issuer in this JSON file; docs/server.md describes it
+    /// Accept the tokens of the OpenID Connect issuer in this JSON file; docs/server-access.md describes it
     #[arg(long, value_name = "FILE", help_heading = "Identity")]
     pub oidc: Option<PathBuf>,
 
@@ -100,7 +100,7 @@ pub struct HttpArgs {
     #[arg(long, hide = true)]
     pub successor: bool,
 
-    /// Give each tenant the quota in this JSON file; docs/server.md describes it [default: none]
+    /// Give each tenant the quota in this JSON file; docs/server-operations.md describes it [default: none]
     #[arg(long, value_name = "FILE", help_heading = "Quotas")]
     pub quota: Option<PathBuf>,
 

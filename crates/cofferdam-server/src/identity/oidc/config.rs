@@ -194,7 +194,7 @@ pub(super) fn address(text: &str) -> Result<Url> {
 }
 
 fn malformed(message: impl Into<String>) -> Error {
-    Error::invalid("read identity", message).with_remedy("docs/server.md describes the file of --oidc")
+    Error::invalid("read identity", message).with_remedy("docs/server-access.md describes the file of --oidc")
 }
 
 #[cfg(test)]

@@ -453,14 +453,14 @@ const CONFIGURATIONS: &[(&str, &str, &str, &str, &str)] = &[
     ),
     ("plugins.md", "toml", "manifest = 1", "plugin.toml", "cofferdam plugins validate plugin.toml"),
     (
-        "server.md",
+        "server-operations.md",
         "json",
         "{\"sandboxes\": 20",
         "quota.json",
         "cofferdam serve --check --listen 127.0.0.1:0 --quota quota.json",
     ),
     (
-        "server.md",
+        "server-access.md",
         "json",
         "{\"rules\"",
         "rules.json",
