@@ -59,7 +59,7 @@ fn is_zero(count: &u64) -> bool {
 }
 
 /// An action of a caller, which continues if the client leaves: changes that are applied, a snapshot, a sandbox that is
-/// restored or forked. It has a record at its begin and another one at its end.
+/// restored or forked, an image of the host. It has a record at its begin and another one at its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
     /// The id, which both records have.
@@ -70,7 +70,7 @@ pub struct Action {
     pub key: Text<64>,
     /// The time of the record.
     pub time: Timestamp,
-    /// `apply`, `snapshot`, `restore`, `fork` or `network`.
+    /// `apply`, `snapshot`, `restore`, `fork`, `network`, `image-pull`, `image-load`, `image-rm` or `image-prune`.
     pub action: Text<16>,
     /// The state.
     pub state: ActionState,
@@ -83,7 +83,10 @@ pub struct Action {
     /// The snapshot or sandbox that it made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made: Option<Text<128>>,
-    /// The digest of the changes that were reviewed, as the caller gave it.
+    /// The name of the image that is pulled, loaded or removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Text<256>>,
+    /// The digest of the changes that were reviewed, as the caller gave it, or of the first image that was added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Text<80>>,
     /// True if the changes are only tried.

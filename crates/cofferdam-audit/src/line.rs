@@ -212,6 +212,7 @@ mod tests {
             sandbox: None,
             snapshot: None,
             made: None,
+            image: None,
             digest: None,
             dry_run: false,
             files: Some((0..100).map(|_| Text::new("\\".repeat(300))).collect()),

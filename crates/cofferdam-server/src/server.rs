@@ -277,8 +277,8 @@ impl Server {
         let lost = store.clone();
         let upkeep = tasks.spawn("update quotas and records", keep_up(store, admission, instance.clone(), quotas));
         let closing = tasks.spawn("close sandboxes again", close_again(Arc::clone(&accounts)));
-        let settling =
-            tasks.spawn("charge live sandboxes", charge(accounts, Arc::clone(&audit_bytes), recorder.clone()));
+        let settling = tasks
+            .spawn("charge live sandboxes", charge(Arc::clone(&accounts), Arc::clone(&audit_bytes), recorder.clone()));
         let accept = |listener: Listener| tasks.spawn("accept connections", public.clone().accept(listener));
         let accepts: Vec<_> = listeners.into_iter().map(accept).collect();
         control.is_serving();
@@ -323,7 +323,6 @@ impl Server {
             expiry.abort();
             upkeep.abort();
             settling.abort();
-            closing.abort();
             serving.abort();
             let lose = lost.lose_sandboxes(&instance, now(), STOPPED);
             match tokio::time::timeout(FLUSH_TIMEOUT, lose).await {
@@ -332,6 +331,11 @@ impl Server {
                 Err(_) => report::warning("the database does not answer"),
             }
             sandboxes.stop().await;
+            if tokio::time::timeout(FLUSH_TIMEOUT, accounts.close_again()).await.is_err() {
+                report::warning("some sandboxes could not be closed");
+            }
+            closing.abort();
+            drop(accounts);
             // The recorder ends when the last backend has gone with the connections.
             drop((sandboxes, public, private));
             audit_bytes.flush(&recorder).await;

@@ -32,6 +32,8 @@ use crate::tasks::{Task, TaskGuard, TaskKind, TaskState, Tasks};
 const MAX_AT_ONCE: usize = 32;
 /// The time for a sandbox to report its usage.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of a repeated close, after which it begins again.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(180);
 /// The most memory or disk of a sandbox that is charged, so that sums of usage fit in 64 bits: 16 TiB.
 const MAX_CHARGED_MIB: u64 = 1 << 24;
 
@@ -135,7 +137,8 @@ impl Accounts {
         let closed = futures_util::stream::iter(unclosed).for_each_concurrent(
             MAX_AT_ONCE,
             async |Unclosed { held, sandbox }| {
-                if is_gone(&sandbox.close().await) {
+                let close = tokio::time::timeout(CLOSE_TIMEOUT, sandbox.close());
+                if close.await.is_ok_and(|closed| is_gone(&closed)) {
                     held.account.release().await;
                     self.unclosed.lock().retain(|other| !Arc::ptr_eq(&other.held, &held));
                 }

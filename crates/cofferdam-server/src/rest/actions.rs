@@ -28,6 +28,7 @@ pub async fn begin(app: &App, caller: &Caller, action: &str, fill: impl FnOnce(&
         sandbox: None,
         snapshot: None,
         made: None,
+        image: None,
         digest: None,
         dry_run: false,
         files: None,

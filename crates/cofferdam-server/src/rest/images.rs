@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
+use cofferdam_audit::Text;
 use cofferdam_contract::{Error, ErrorKind, serde_optional_duration};
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
@@ -18,7 +19,7 @@ use super::pages::PageQuery;
 use super::problem::Failure;
 use super::upload::Upload;
 use super::views::ImageList;
-use super::{App, detached};
+use super::{App, actions, detached};
 use crate::caller::{Caller, Scope};
 use crate::images::{AddedImages, HostImageDetails, RemovedImages};
 use crate::report;
@@ -125,7 +126,7 @@ pub async fn pull(
     let images = app.images()?;
     let pulled = detached(async move {
         let _turn = app.image_turns().take(&caller.tenant).await?;
-        images.pull(&query.name).await
+        recorded(&app, &caller, "image-pull", Some(&query.name), images.pull(&query.name), digest).await
     });
     Ok(axum::Json(pulled.await.map_err(reported)?))
 }
@@ -148,10 +149,33 @@ pub async fn load(
         let _turn = app.image_turns().take(&caller.tenant).await?;
         let spool = images.spool().await?;
         let (upload, watch) = Upload::new(body, most, stall);
-        let archive = watch.outcome(received(upload, spool).await)?;
-        Ok(images.load(archive, query.name.as_deref()).await?)
+        let receiving = tokio::time::timeout(app.bounds().transfer_time, received(upload, spool));
+        let late = |_| Error::new(ErrorKind::Unavailable, "load image", "the archive did not arrive in time");
+        let archive = watch.outcome(receiving.await.unwrap_or_else(|over| Err(late(over))))?;
+        let name = query.name.as_deref();
+        Ok(recorded(&app, &caller, "image-load", name, images.load(archive, name), digest).await?)
     });
     Ok(axum::Json(loaded.await.map_err(|Failure(status, error)| Failure(status, reported(error)))?))
+}
+
+/// Does work on images between the records of its begin and its end.
+async fn recorded<T>(
+    app: &App,
+    caller: &Caller,
+    action: &str,
+    name: Option<&str>,
+    work: impl Future<Output = Result<T, Error>>,
+    digest: impl FnOnce(&T) -> Option<&str>,
+) -> Result<T, Error> {
+    let begun = actions::begin(app, caller, action, |record| record.image = name.map(Text::new)).await?;
+    let outcome = work.await;
+    begun.end(&outcome, |record, done| record.digest = digest(done).map(Text::new)).await;
+    outcome
+}
+
+/// Returns the digest of the first image that was added.
+fn digest(added: &AddedImages) -> Option<&str> {
+    added.images.first().map(|image| image.digest.as_str())
 }
 
 /// Writes an upload to a file.
@@ -172,9 +196,15 @@ async fn received(upload: Upload, spool: File) -> Result<File, Error> {
 /// Files that no image has are removed, too. Images that a sandbox uses remain.
 #[utoipa::path(post, path = "/v1/images/prune", tag = "images", params(PruneQuery),
     responses((status = 200, body = RemovedImages)))]
-pub async fn prune(State(app): State<App>, Query(query): Query<PruneQuery>) -> Answer<RemovedImages> {
+pub async fn prune(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<PruneQuery>,
+) -> Answer<RemovedImages> {
     let images = app.images()?;
-    let removed = detached(async move { images.prune(query.older_than).await });
+    let removed = detached(async move {
+        recorded(&app, &caller, "image-prune", None, images.prune(query.older_than), |_| None).await
+    });
     Ok(axum::Json(removed.await.map_err(reported)?))
 }
 
@@ -183,8 +213,14 @@ pub async fn prune(State(app): State<App>, Query(query): Query<PruneQuery>) -> A
 /// A digest removes the image with all its names. An image that a sandbox uses is not removed.
 #[utoipa::path(delete, path = "/v1/images", tag = "images", params(NameQuery),
     responses((status = 200, body = RemovedImages)))]
-pub async fn delete(State(app): State<App>, Query(query): Query<NameQuery>) -> Answer<RemovedImages> {
+pub async fn delete(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<NameQuery>,
+) -> Answer<RemovedImages> {
     let images = app.images()?;
-    let removed = detached(async move { images.remove(&query.name).await });
+    let removed = detached(async move {
+        recorded(&app, &caller, "image-rm", Some(&query.name), images.remove(&query.name), |_| None).await
+    });
     Ok(axum::Json(removed.await.map_err(reported)?))
 }

@@ -176,6 +176,19 @@ async fn administrators_manage_images() {
     let record = &audited["lines"][0]["record"];
     assert_eq!((&record["method"], &record["endpoint"]), (&json!("DELETE"), &json!("/v1/images")), "{audited}");
     assert_eq!((&record["key"], &record["status"]), (&json!(key), &json!(200)), "{audited}");
+    let audited = get(&admin, "/v1/admin/audit?kind=action&limit=100").await.unwrap();
+    let mut actions: Vec<_> = audited["lines"].as_array().unwrap().iter().map(|line| &line["record"]).collect();
+    actions.sort_by_key(|record| record["time"].to_string());
+    let shown = |record: &Value| {
+        assert_eq!(record["key"], json!(key), "{record}");
+        let text = |name: &str| record[name].as_str().unwrap_or("-").to_owned();
+        ["action", "state", "image", "digest"].map(text).join(" ")
+    };
+    let expected = ["image-pull begun base:1 -", "image-pull ended base:1 sha256:0"];
+    assert_eq!(actions.iter().take(2).map(|record| shown(record)).collect::<Vec<_>>(), expected);
+    let last: Vec<_> = actions.iter().rev().take(2).map(|record| shown(record)).collect();
+    assert_eq!(last, ["image-rm ended base:1 -", "image-rm begun base:1 -"]);
+    assert_eq!(actions.len(), 10, "{audited}");
 
     for (method, path, kind, remedy) in [
         (Method::POST, "/v1/images/pull?name=unreachable:1", ErrorKind::Unavailable, Some("check its name")),
