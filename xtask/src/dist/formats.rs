@@ -57,6 +57,8 @@ pub struct Contents {
     pub license_text: String,
     /// The text of README.md.
     pub readme: String,
+    /// The names and texts of the pages of the documentation.
+    pub pages: Vec<(String, String)>,
     /// The time of all files, in seconds since 1970.
     pub epoch: u64,
     /// The compression of all packages.
@@ -132,6 +134,9 @@ pub fn deb(contents: &Contents, stage: &Path, out: &Path) -> Result<PathBuf> {
     tree.file(&format!("usr/share/zsh/vendor-completions/_{name}"), zsh)?;
     tree.file(&format!("usr/share/fish/vendor_completions.d/{name}.fish"), fish)?;
     tree.file(&format!("usr/share/doc/{name}/copyright"), &copyright(contents))?;
+    for (page, text) in &contents.pages {
+        tree.file(&format!("usr/share/doc/{name}/{page}"), text)?;
+    }
     // Not enabled: a package has no installation script.
     tree.file(&format!("usr/lib/systemd/system/{name}.service"), include_str!("../../../packaging/cofferdam.service"))?;
     tree.file(&format!("usr/lib/systemd/system/{name}.socket"), include_str!("../../../packaging/cofferdam.socket"))?;

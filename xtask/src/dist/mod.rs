@@ -145,9 +145,22 @@ fn contents(repository: &Repository, binary: &Path, compression: Compression) ->
         completions: [completions("bash")?, completions("zsh")?, completions("fish")?],
         license_text: repository.read("LICENSE")?,
         readme: repository.read("README.md")?,
+        pages: pages(repository)?,
         epoch,
         compression,
     })
+}
+
+/// Returns the names and texts of the pages below `docs`, without the decision records.
+fn pages(repository: &Repository) -> Result<Vec<(String, String)>> {
+    let files = repository.files()?.into_iter();
+    let pages =
+        files.filter(|file| file.parent() == Some(Path::new("docs")) && file.extension() == Some("md".as_ref()));
+    let read = |file: PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, repository.read(&file)?))
+    };
+    pages.map(read).collect()
 }
 
 /// Builds the program and returns its path.

@@ -265,6 +265,8 @@ fn check_unit(root: &Path, place: &Place<'_>) -> Result<()> {
     let unit = root.join("usr/lib/systemd/system/cofferdam.service");
     let text = fs::read_to_string(&unit)?;
     ensure!(text.contains("ExecStart=/usr/bin/cofferdam serve"), "the unit starts another program");
+    let page = text.lines().find_map(|line| line.strip_prefix("Documentation=file:///"));
+    ensure!(page.is_some_and(|page| root.join(page).is_file()), "the package lacks the page that its unit names");
     if !exists("systemd-analyze") {
         return Ok(());
     }
