@@ -244,7 +244,7 @@ fn a_directory_that_becomes_a_link_is_not_followed() {
         });
         let until = Instant::now() + Duration::from_secs(1);
         let mut restarts = 0;
-        while Instant::now() < until {
+        while Instant::now() < until || restarts < 2 {
             let mut watching = Watching::new(&root, 100);
             for _ in 0..20 {
                 let events = watching.read();
@@ -256,7 +256,6 @@ fn a_directory_that_becomes_a_link_is_not_followed() {
             restarts += 1;
         }
         done.store(true, Ordering::Relaxed);
-        assert!(restarts > 1);
     });
     let inotify = Inotify::new(File::open(&root).unwrap().into()).unwrap();
     let link = if root.join("d").is_symlink() { "d" } else { "away" };
