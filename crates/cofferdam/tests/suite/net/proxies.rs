@@ -25,8 +25,10 @@ def connect(target, data=None, more=''):
         return (int(head.split()[1]), *rest(c, data)) if head else 'closed'
 def rest(c, data):
     if data is None: return ()
-    c.sendall(data); c.shutdown(socket.SHUT_WR)
+    c.sendall(data)
     answer = b''
+    try: c.shutdown(socket.SHUT_WR)
+    except OSError: pass # It was reset: what came before can be read.
     try:
         while more := c.recv(65536): answer += more
     except ConnectionResetError: pass
