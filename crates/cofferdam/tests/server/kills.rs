@@ -157,11 +157,19 @@ impl Acknowledged {
             let (status, body) = send(&server.url, &head, br#"{"backend": "process"}"#).unwrap();
             assert_eq!((status, json(&String::from_utf8(body).unwrap())["id"].as_str()), (201, Some(&**id)), "{key}");
         }
-        let quotas = &server.get("/v1/admin/quotas")["quotas"];
-        for (tenant, weight) in &self.quotas {
-            assert_eq!(quotas[tenant]["weight"], *weight, "{tenant}");
+        let (mut quotas, mut after) = (BTreeMap::new(), String::new());
+        loop {
+            let page = server.get(&format!("/v1/admin/quotas?after={after}"));
+            for (tenant, quota) in page["quotas"].as_object().unwrap() {
+                quotas.insert(tenant.clone(), quota["weight"].as_u64());
+            }
+            let Some(next) = page["next"].as_str() else { break };
+            after = next.to_owned();
         }
-        let listed = &server.get("/v1/volumes")["volumes"];
+        for (tenant, weight) in &self.quotas {
+            assert_eq!(quotas.get(tenant), Some(&Some(*weight)), "{tenant}");
+        }
+        let listed = &server.get("/v1/volumes?limit=1000")["volumes"];
         let names: BTreeSet<_> =
             listed.as_array().unwrap().iter().filter_map(|volume| volume["name"].as_str()).collect();
         for name in &self.volumes {
