@@ -150,8 +150,10 @@ pub async fn load(
         let spool = images.spool().await?;
         let (upload, watch) = Upload::new(body, most, stall);
         let receiving = tokio::time::timeout(app.bounds().transfer_time, received(upload, spool));
-        let late = |_| Error::new(ErrorKind::Unavailable, "load image", "the archive did not arrive in time");
-        let archive = watch.outcome(receiving.await.unwrap_or_else(|over| Err(late(over))))?;
+        let archive = receiving.await.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Unavailable, "load image", "the archive did not arrive in time"))
+        });
+        let archive = watch.outcome(archive)?;
         let name = query.name.as_deref();
         Ok(recorded(&app, &caller, "image-load", name, images.load(archive, name), digest).await?)
     });
@@ -183,7 +185,8 @@ async fn received(upload: Upload, spool: File) -> Result<File, Error> {
     let failed = |error: io::Error| {
         let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         let kind = if is_full { ErrorKind::ResourceExhausted } else { ErrorKind::Io };
-        Error::new(kind, "load image", "the server cannot store the archive").with_source(error)
+        let error = Error::new(kind, "load image", "the server cannot store the archive").with_source(error);
+        if is_full { error.with_remedy("free space on the server: cofferdam image prune") } else { error }
     };
     let mut file = tokio::fs::File::from_std(spool);
     tokio::io::copy(&mut StreamReader::new(upload), &mut file).await.map_err(failed)?;

@@ -10,7 +10,7 @@ use cofferdam::engine::PoolConfig;
 use cofferdam::{ExecRequest, Spec};
 
 use super::documents::{configure, shell};
-use super::{cofferdam, has_weaker_containers, outcome, repository};
+use super::{has_weaker_containers, outcome, repository};
 
 /// The treatment of a documented command.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -277,17 +277,8 @@ fn pages() -> Vec<Block> {
 
 /// Returns the examples in the help of all commands.
 fn helps() -> Vec<Block> {
-    let (_, help, _) = outcome(cofferdam().arg("--help"));
-    let list = help.split_once("Commands:\n").expect("a list of commands").1;
-    let names: Vec<_> = list
-        .lines()
-        .map_while(|line| line.strip_prefix("  ")?.split(' ').next())
-        .filter(|name| !name.is_empty())
-        .collect();
-    assert!(names.contains(&"run") && names.contains(&"doctor"), "{names:?}");
     let mut blocks = Vec::new();
-    for name in std::iter::once(None).chain(names.into_iter().map(Some)) {
-        let (_, help, _) = outcome(cofferdam().args(name).arg("--help"));
+    for (words, help) in super::help::helps() {
         let Some((_, examples)) = help.split_once("Examples:\n") else { continue };
         let lines = examples.lines().take_while(|line| line.starts_with("  "));
         let commands = lines.filter_map(|line| {
@@ -295,7 +286,7 @@ fn helps() -> Vec<Block> {
             let command = line.trim().split("  ").next()?.to_owned();
             ["cofferdam ", "printf ", "echo "].iter().any(|start| command.starts_with(start)).then_some(command)
         });
-        blocks.push(Block { page: format!("cofferdam {} --help", name.unwrap_or("")), commands: commands.collect() });
+        blocks.push(Block { page: format!("cofferdam {} --help", words.join(" ")), commands: commands.collect() });
     }
     blocks
 }

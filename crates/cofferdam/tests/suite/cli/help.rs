@@ -14,14 +14,9 @@ const HEAD: &str = "\
 #[test]
 fn the_documented_help_of_every_command_is_current() {
     let mut page = HEAD.to_owned();
-    let mut waiting = vec![Vec::new()];
-    while let Some(words) = waiting.pop() {
-        let (code, help, stderr) = outcome(cofferdam().args(&words).arg("--help"));
-        assert_eq!((code, stderr.as_str()), (0, ""), "{words:?}");
+    for (words, help) in helps() {
         let title = ["cofferdam"].into_iter().chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ");
         page += &format!("\n## {title}\n\n```text\n{}\n```\n", help.trim_end());
-        let commands = subcommands(&help).into_iter().rev();
-        waiting.extend(commands.map(|command| words.iter().cloned().chain([command]).collect::<Vec<_>>()));
     }
     let path = repository().join(PAGE);
     if std::env::var_os("COFFERDAM_UPDATE_HELP").is_some() {
@@ -29,6 +24,20 @@ fn the_documented_help_of_every_command_is_current() {
     }
     let committed = std::fs::read_to_string(path).unwrap_or_default();
     assert!(committed == page, "run this test with COFFERDAM_UPDATE_HELP=1, and look at the difference in {PAGE}");
+}
+
+/// Returns the words and the help of each command, in the order of the lists in their helps.
+pub fn helps() -> Vec<(Vec<String>, String)> {
+    let (mut helps, mut waiting) = (Vec::new(), vec![Vec::new()]);
+    while let Some(words) = waiting.pop() {
+        let (code, help, stderr) = outcome(cofferdam().args(&words).arg("--help"));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{words:?}");
+        let below = subcommands(&help).into_iter().rev();
+        waiting.extend(below.map(|command| words.iter().cloned().chain([command]).collect::<Vec<_>>()));
+        helps.push((words, help));
+    }
+    assert!(helps.len() > 50, "{helps:?}");
+    helps
 }
 
 /// Returns the subcommands that a help text lists, but for `help` itself.
