@@ -36,9 +36,9 @@ pub fn run(repository: &Repository, options: &[&str]) -> Result<()> {
         cargo.args(["build", "--quiet", "--locked", "--release", "--timings", "--package", PROGRAM]).args(*features);
         let (start, cpu) = (Instant::now(), children_cpu()?);
         let program = build_binary(cargo, PROGRAM)?;
-        let (wall, cpu) = (start.elapsed().as_secs_f64(), children_cpu()? - cpu);
+        let (wall_time, cpu) = (start.elapsed().as_secs_f64(), children_cpu()? - cpu);
         let bytes = program.metadata().context("the program is gone")?.len();
-        println!("{name}: {wall:.0} s, {cpu:.0} CPU s, {:.1} MB", bytes as f64 / 1e6);
+        println!("{name}: {wall_time:.0} s, {cpu:.0} CPU s, {:.1} MB", bytes as f64 / 1e6);
         for (crate_name, seconds) in costliest(&target)? {
             println!("   {seconds:6.1} s  {crate_name}");
         }

@@ -21,7 +21,7 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 /// Documents that name files of this repository in code spans.
 const MAPS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md"];
 /// Prefixes of such names.
-const PLACES: &[&str] = &["crates/", "docs/", "examples/", "xtask/"];
+const SOURCE_DIRECTORIES: &[&str] = &["crates/", "docs/", "examples/", "xtask/"];
 
 /// Texts of the documents, by path relative to the root.
 type Documents = BTreeMap<PathBuf, String>;
@@ -81,15 +81,15 @@ fn broken_links(documents: &Documents, is_file: impl Fn(&Path) -> bool) -> Vec<S
                 continue;
             }
             let (file, heading) = target.split_once('#').map_or((target, None), |(file, name)| (file, Some(name)));
-            let place = format!("{}:{number}", document.display());
+            let location = format!("{}:{number}", document.display());
             let path = if file.is_empty() { document.clone() } else { normalized(&directory.join(file)) };
             if !is_file(&path) {
-                breaches.push(format!("{place}: links to {file}, which does not exist"));
+                breaches.push(format!("{location}: links to {file}, which does not exist"));
                 continue;
             }
             let (Some(heading), Some(linked)) = (heading, documents.get(&path)) else { continue };
             if !headings(linked).contains(heading) {
-                breaches.push(format!("{place}: links to #{heading}, which is not a heading of {}", path.display()));
+                breaches.push(format!("{location}: links to #{heading}, which is not a heading of {}", path.display()));
             }
         }
     }
@@ -124,7 +124,9 @@ fn missing_paths(name: &str, text: &str, is_file: impl Fn(&Path) -> bool) -> Vec
     let named = lines.iter().flat_map(|(number, line)| code_spans(line).map(move |span| (number, span)));
     named
         .filter(|(_, span)| {
-            PLACES.iter().any(|place| span.starts_with(place)) && !span.contains("NAME") && !span.contains('*')
+            SOURCE_DIRECTORIES.iter().any(|directory| span.starts_with(directory))
+                && !span.contains("NAME")
+                && !span.contains('*')
         })
         .filter(|(_, span)| !is_file(Path::new(span)))
         .map(|(number, span)| format!("{name}:{number}: names {span}, which does not exist"))
@@ -208,8 +210,8 @@ fn headings(text: &str) -> BTreeSet<String> {
     lines
         .map(|(_, line)| {
             let title = line.trim_start_matches('#').trim().to_lowercase();
-            let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-            let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+            let characters = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+            let anchor: String = characters.map(|c| if c == ' ' { '-' } else { c }).collect();
             let count = times.entry(anchor.clone()).or_default();
             *count += 1;
             if *count == 1 { anchor } else { format!("{anchor}-{}", *count - 1) }

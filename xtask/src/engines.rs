@@ -50,7 +50,7 @@ trap 'kill $main' TERM
 while kill -0 $main 2>/dev/null; do wait $main; done
 "#;
 /// The parent directory of the engines' files. Its file system supports images.
-const PLACES: &str = "/var/tmp";
+const PARENT: &str = "/var/tmp";
 /// The prefix of the directories' names. The id of the process that started the engine follows.
 const PREFIX: &str = "cofferdam-engines-";
 /// The address of the registry in the engine's network namespace.
@@ -75,7 +75,7 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
 /// Running engines.
 #[derive(Debug)]
 pub struct Engines {
-    place: PathBuf,
+    root: PathBuf,
     running: Vec<Running>,
     shared: Option<SharedDisks>,
     /// Control groups that existed before.
@@ -92,7 +92,7 @@ struct Running {
 impl Engines {
     /// Starts every installed engine, for this user and a group. Requires root. Prints what is skipped otherwise.
     pub fn start(group: u32) -> Result<Self> {
-        let mut engines = Self { place: PathBuf::new(), running: Vec::new(), shared: None, groups: groups() };
+        let mut engines = Self { root: PathBuf::new(), running: Vec::new(), shared: None, groups: groups() };
         if !is_root() {
             println!(
                 "SKIP container engines: only root can start them; name sockets in COFFERDAM_TEST_DOCKER and \
@@ -100,8 +100,8 @@ impl Engines {
             );
             return Ok(engines);
         }
-        let place = temporary_directory::make(Path::new(PLACES), PREFIX, 0o755, &[0])?;
-        engines.place = place.clone();
+        let root = temporary_directory::make(Path::new(PARENT), PREFIX, 0o755, &[0])?;
+        engines.root = root.clone();
         engines.shared = Some(SharedDisks::mount()?);
         for (name, start) in [("docker", docker as fn(&Path, u32) -> Result<Command>), ("podman", podman)] {
             let program = if name == "docker" { "dockerd" } else { name };
@@ -110,7 +110,7 @@ impl Engines {
                 continue;
             }
             let begun = Instant::now();
-            match engines.bring_up(name, start(&place, group)?, group) {
+            match engines.bring_up(name, start(&root, group)?, group) {
                 Ok(()) => println!("== {name} is running, {:.1} s", begun.elapsed().as_secs_f64()),
                 Err(error) => println!("SKIP the engine {name}: {error:#}"),
             }
@@ -119,13 +119,13 @@ impl Engines {
     }
 
     fn bring_up(&mut self, name: &'static str, mut command: Command, group: u32) -> Result<()> {
-        let log = self.place.join(format!("{name}.log"));
+        let log = self.root.join(format!("{name}.log"));
         let output = fs::File::create(&log)?;
-        let temporary = self.place.join("tmp");
+        let temporary = self.root.join("tmp");
         fs::create_dir_all(&temporary)?;
         command.env("TMPDIR", temporary).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().context("cannot start unshare")?;
-        let socket = self.place.join(format!("{name}.sock"));
+        let socket = self.root.join(format!("{name}.sock"));
         let mut running = Running { name, socket: socket.clone(), child };
         let begun = Instant::now();
         while ask(&socket, "/_ping").is_err() {
@@ -206,10 +206,10 @@ impl Drop for Engines {
         for group in &groups() - &self.groups {
             remove_groups(&group);
         }
-        if self.place.exists()
-            && let Err(error) = fs::remove_dir_all(&self.place)
+        if self.root.exists()
+            && let Err(error) = fs::remove_dir_all(&self.root)
         {
-            println!("cannot remove {}: {error}", self.place.display());
+            println!("cannot remove {}: {error}", self.root.display());
         }
     }
 }
@@ -270,7 +270,7 @@ fn enclosed(registry: Option<&Path>) -> Command {
     command
 }
 
-fn docker(place: &Path, group: u32) -> Result<Command> {
+fn docker(root: &Path, group: u32) -> Result<Command> {
     let runtimes: serde_json::Map<String, Value> =
         [("crun", "crun", &[][..]), ("runsc", "runsc", &["--network=none", "--platform=ptrace"])]
             .into_iter()
@@ -279,10 +279,10 @@ fn docker(place: &Path, group: u32) -> Result<Command> {
                 Some((name.to_owned(), serde_json::json!({ "path": path, "runtimeArgs": arguments })))
             })
             .collect();
-    let configuration = place.join("docker.json");
+    let configuration = root.join("docker.json");
     fs::write(&configuration, serde_json::json!({ "runtimes": runtimes }).to_string())?;
-    let registry = place.join("registry.yml");
-    let storage = place.join("registry");
+    let registry = root.join("registry.yml");
+    let storage = root.join("registry");
     fs::write(
         &registry,
         format!(
@@ -292,16 +292,16 @@ fn docker(place: &Path, group: u32) -> Result<Command> {
     )?;
     let mut command = enclosed(exists("docker-registry").then_some(&*registry));
     command.arg("dockerd").arg("--config-file").arg(configuration);
-    command.arg("--host").arg(format!("unix://{}", place.join("docker.sock").display()));
-    command.arg("--data-root").arg(place.join("docker")).arg("--exec-root").arg(place.join("docker.run"));
-    command.arg("--pidfile").arg(place.join("docker.pid")).arg("--group").arg(group.to_string());
+    command.arg("--host").arg(format!("unix://{}", root.join("docker.sock").display()));
+    command.arg("--data-root").arg(root.join("docker")).arg("--exec-root").arg(root.join("docker.run"));
+    command.arg("--pidfile").arg(root.join("docker.pid")).arg("--group").arg(group.to_string());
     command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]);
     command.args(["--log-level=warn", "--cgroup-parent=/xtask-engines"]);
     Ok(command)
 }
 
-fn podman(place: &Path, _: u32) -> Result<Command> {
-    let directory = place.join("podman");
+fn podman(root: &Path, _: u32) -> Result<Command> {
+    let directory = root.join("podman");
     fs::create_dir_all(&directory)?;
     let mut command = enclosed(None);
     // Its monitors leave a file named `oom` in their working directory.
@@ -309,7 +309,7 @@ fn podman(place: &Path, _: u32) -> Result<Command> {
     command.args(["podman", "--cgroup-manager=cgroupfs", "--events-backend=file", "--log-level=warn", "--root"]);
     command.arg(directory.join("root")).arg("--runroot").arg(directory.join("run"));
     command.arg("--tmpdir").arg(directory.join("tmp")).args(["system", "service", "--time=0"]);
-    command.arg(format!("unix://{}", place.join("podman.sock").display()));
+    command.arg(format!("unix://{}", root.join("podman.sock").display()));
     Ok(command)
 }
 

@@ -10,7 +10,7 @@ use crate::tools::{self, Pinned};
 /// The oldest version, a usual one, and the newest.
 const NODES: [&str; 3] = ["node-oldest", "node-usual", "node-newest"];
 /// Mount points of a sandbox, besides the copied directories.
-const PLACES: [&str; 5] = ["dev", "etc", "proc", "tmp", "workspace"];
+const DIRECTORIES: [&str; 5] = ["dev", "etc", "proc", "tmp", "workspace"];
 /// Programs of a root besides Node. Container engines and results from read-only workspaces need them.
 const PROGRAMS: [&str; 2] = ["/bin/sh", "/bin/cat"];
 
@@ -29,8 +29,8 @@ fn root(directory: &Path, name: &str) -> Result<(), String> {
     let root = directory.join("roots").join(name);
     let node = root.join("usr/bin/node");
     let io = |error: std::io::Error| format!("cannot fill {}: {error}", root.display());
-    for place in PLACES.iter().copied().chain(["usr/bin"]) {
-        fs::create_dir_all(root.join(place)).map_err(io)?;
+    for path in DIRECTORIES.iter().copied().chain(["usr/bin"]) {
+        fs::create_dir_all(root.join(path)).map_err(io)?;
     }
     fs::hard_link(directory.join("node_modules").join(name).join("bin/node"), &node).map_err(io)?;
     copy_libraries(&node, &root)?;

@@ -55,8 +55,8 @@ impl Base {
 
     /// Reads from an offset. Bytes beyond the end of the file read as zeroes.
     pub(crate) fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
-        let there = usize::try_from(self.size.saturating_sub(at)).unwrap_or(bytes.len()).min(bytes.len());
-        let (data, behind) = bytes.split_at_mut(there);
+        let available = usize::try_from(self.size.saturating_sub(at)).unwrap_or(bytes.len()).min(bytes.len());
+        let (data, behind) = bytes.split_at_mut(available);
         behind.fill(0);
         self.file.read_exact_at(data, at)
     }

@@ -89,17 +89,17 @@ pub enum ArchiveError {
     },
     /// The archive has more parts than the limit allows.
     #[error(
-        "the archive has {found} parts, but at most {most} are allowed: it is not a snapshot of this VM, or the limit is too low"
+        "the archive has {found} parts, but at most {max} are allowed: it is not a snapshot of this VM, or the limit is too low"
     )]
     TooManyParts {
         /// The declared number of parts.
         found: u64,
         /// The limit.
-        most: u64,
+        max: u64,
     },
     /// A part is larger than the limit allows.
     #[error(
-        "the part '{part}' has {size} bytes, but at most {most} are allowed: raise the limit if you expect a VM of that size"
+        "the part '{part}' has {size} bytes, but at most {max} are allowed: raise the limit if you expect a VM of that size"
     )]
     TooLarge {
         /// The part's name.
@@ -107,7 +107,7 @@ pub enum ArchiveError {
         /// The part's size, in bytes.
         size: u64,
         /// The limit, in bytes.
-        most: u64,
+        max: u64,
     },
     /// The contents of a part are longer or shorter than declared.
     #[error(
@@ -145,7 +145,7 @@ pub enum ArchiveError {
     },
     /// A disk needs a base and only other files were passed.
     #[error(
-        "the disk '{part}' is a difference from the file with the SHA-256 {base}, but the file passed has {given}: pass \
+        "the disk '{part}' is a difference from the file with the SHA-256 {base}, but the file passed has {passed}: pass \
          the image that the VM was started from"
     )]
     WrongBase {
@@ -154,7 +154,7 @@ pub enum ArchiveError {
         /// The digest of the base that it needs.
         base: Digest,
         /// The digest of the first file that was passed.
-        given: Digest,
+        passed: Digest,
     },
     /// A file changed while it was saved.
     #[error("the file of the part '{part}' changed while it was saved: save it while the VM is paused")]

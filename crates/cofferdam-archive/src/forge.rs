@@ -59,8 +59,8 @@ impl ForgedPart {
     }
 
     fn entry(&self) -> Vec<u8> {
-        let marks = [&[self.kind, self.based][..], &self.zero].concat();
-        [&marks[..], &self.size.to_le_bytes(), &self.base, &self.name].concat()
+        let flags = [&[self.kind, self.based][..], &self.zero].concat();
+        [&flags[..], &self.size.to_le_bytes(), &self.base, &self.name].concat()
     }
 
     /// Computes the hash that a reader computes, as far as a reader gets.

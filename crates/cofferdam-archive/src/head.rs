@@ -75,7 +75,7 @@ impl Head {
         }
         let count = u32_at(&bytes, 24);
         if count > MAX_PARTS {
-            return Err(ArchiveError::TooManyParts { found: count.into(), most: MAX_PARTS.into() });
+            return Err(ArchiveError::TooManyParts { found: count.into(), max: MAX_PARTS.into() });
         }
         let end = FIXED + count as usize * ENTRY;
         bytes.resize(end + Digest::LENGTH, 0);
@@ -107,7 +107,7 @@ impl Head {
 /// Checks the parts as a set: unique names, documents first, sizes within the format.
 pub(crate) fn check_parts(parts: &[Part]) -> Result<()> {
     if parts.len() > MAX_PARTS as usize {
-        return Err(ArchiveError::TooManyParts { found: parts.len() as u64, most: MAX_PARTS.into() });
+        return Err(ArchiveError::TooManyParts { found: parts.len() as u64, max: MAX_PARTS.into() });
     }
     for (at, part) in parts.iter().enumerate() {
         if parts[..at].iter().any(|other| other.name == part.name) {
@@ -120,7 +120,7 @@ pub(crate) fn check_parts(parts: &[Part]) -> Result<()> {
             return Err(ArchiveError::TooLarge {
                 part: part.name.to_string(),
                 size: part.size,
-                most: part.kind.max_size(),
+                max: part.kind.max_size(),
             });
         }
     }

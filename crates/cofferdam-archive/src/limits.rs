@@ -44,13 +44,13 @@ impl Limits {
     /// Refuses the first part that is too large by itself or makes the total too large.
     pub(crate) fn check(&self, parts: &[Part]) -> Result<()> {
         if parts.len() as u64 > u64::from(self.parts) {
-            return Err(ArchiveError::TooManyParts { found: parts.len() as u64, most: self.parts.into() });
+            return Err(ArchiveError::TooManyParts { found: parts.len() as u64, max: self.parts.into() });
         }
         let mut left = self.total;
         for part in parts {
-            let most = self.of(part.kind).min(left);
-            if part.size > most {
-                return Err(ArchiveError::TooLarge { part: part.name.to_string(), size: part.size, most });
+            let max = self.of(part.kind).min(left);
+            if part.size > max {
+                return Err(ArchiveError::TooLarge { part: part.name.to_string(), size: part.size, max });
             }
             left -= part.size;
         }
@@ -58,13 +58,13 @@ impl Limits {
     }
 
     fn of(&self, kind: Kind) -> u64 {
-        let most = match kind {
+        let max = match kind {
             Kind::Json => self.json,
             Kind::State => self.state,
             Kind::Memory => self.memory,
             Kind::Disk => self.disk,
         };
-        most.min(kind.max_size())
+        max.min(kind.max_size())
     }
 }
 

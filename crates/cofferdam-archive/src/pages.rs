@@ -82,8 +82,8 @@ fn next_group(file: &File, base: Option<&Base>, at: u64, part: &Part) -> std::io
     if let Some(base) = base
         && from < base.size()
     {
-        let there = next_data(base.file(), from, base.size())?;
-        next = next.min(if there == base.size() { part.size } else { there });
+        let data = next_data(base.file(), from, base.size())?;
+        next = next.min(if data == base.size() { part.size } else { data });
     }
     let last = part.size.div_ceil(PAGE_BYTES);
     Ok(if next >= part.size { last } else { next / PAGE_BYTES })

@@ -22,9 +22,10 @@ impl Name {
 
     /// Creates a name: 1 to 32 of `a-z`, `0-9` and `-`, beginning with a letter.
     pub fn new(text: &str) -> Result<Self> {
-        let fits = (1..=Self::MAX).contains(&text.len());
+        let has_valid_length = (1..=Self::MAX).contains(&text.len());
         let begins = text.starts_with(|c: char| c.is_ascii_lowercase());
-        if fits && begins && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-') {
+        if has_valid_length && begins && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        {
             return Ok(Self(text.to_owned()));
         }
         Err(ArchiveError::BadName { text: text.chars().take(2 * Self::MAX).collect() })

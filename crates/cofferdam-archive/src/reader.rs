@@ -228,7 +228,7 @@ fn base_of<'b>(part: &Part, bases: &'b [Base]) -> Result<Option<&'b Base>> {
     match (bases.iter().find(|base| base.id() == wanted), bases.first()) {
         (Some(base), _) => Ok(Some(base)),
         (None, None) => Err(ArchiveError::BaseMissing { part: name, base: wanted }),
-        (None, Some(other)) => Err(ArchiveError::WrongBase { part: name, base: wanted, given: other.id() }),
+        (None, Some(other)) => Err(ArchiveError::WrongBase { part: name, base: wanted, passed: other.id() }),
     }
 }
 

@@ -40,7 +40,7 @@ pub struct ArtifactWriter {
     /// The number of redactions before the stream.
     redacted: u64,
     section: String,
-    kept: Vec<u8>,
+    buffered: Vec<u8>,
     dropped: u64,
     truncated: bool,
     synchronise: bool,
@@ -71,7 +71,7 @@ impl ArtifactWriter {
             redacting: redactor.start(),
             redacted: 0,
             section: String::new(),
-            kept: Vec::new(),
+            buffered: Vec::new(),
             dropped: 0,
             truncated: false,
             synchronise,
@@ -91,7 +91,7 @@ impl ArtifactWriter {
     /// Adds bytes to the current section. Bytes beyond the maximum size are dropped and counted.
     pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
         for piece in bytes.chunks(CHUNK) {
-            self.redacting.push(piece, &mut self.kept);
+            self.redacting.push(piece, &mut self.buffered);
             self.write_chunks(CHUNK)?;
         }
         Ok(())
@@ -128,7 +128,7 @@ impl ArtifactWriter {
     }
 
     fn end_section(&mut self) -> Result<()> {
-        self.redacting.finish(&mut self.kept);
+        self.redacting.finish(&mut self.buffered);
         self.write_chunks(1)?;
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
@@ -140,15 +140,15 @@ impl ArtifactWriter {
 
     /// Writes buffered bytes as lines while the buffer is long enough.
     fn write_chunks(&mut self, least: usize) -> Result<()> {
-        while self.kept.len() >= least {
-            let chunk: Vec<u8> = self.kept.drain(..chunk_length(&self.kept)).collect();
+        while self.buffered.len() >= least {
+            let chunk: Vec<u8> = self.buffered.drain(..chunk_length(&self.buffered)).collect();
             let line = match std::str::from_utf8(&chunk) {
                 Ok(text) => json!({ "section": self.section, "text": text }),
                 Err(_) => json!({ "section": self.section, "base64": BASE64_STANDARD.encode(&chunk) }),
             };
             // Bytes after dropped bytes are dropped too. Otherwise they would seem to follow directly.
-            let fits = self.dropped == 0 && self.written + line_length(&line) <= self.max_bytes;
-            if fits {
+            let has_room = self.dropped == 0 && self.written + line_length(&line) <= self.max_bytes;
+            if has_room {
                 self.write_line(&line)?;
             } else {
                 self.dropped += chunk.len() as u64;
@@ -180,9 +180,9 @@ fn line_length(line: &serde_json::Value) -> u64 {
 }
 
 /// Returns the number of bytes for the next line. Avoids splitting a character.
-fn chunk_length(kept: &[u8]) -> usize {
-    let max_bytes = kept.len().min(CHUNK);
-    match std::str::from_utf8(&kept[..max_bytes]) {
+fn chunk_length(buffered: &[u8]) -> usize {
+    let max_bytes = buffered.len().min(CHUNK);
+    match std::str::from_utf8(&buffered[..max_bytes]) {
         // Only a character at the end is cut.
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
         _ => max_bytes,

@@ -80,9 +80,9 @@ pub struct Action {
     /// The snapshot that is restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<Text<128>>,
-    /// The snapshot or sandbox that it made.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub made: Option<Text<128>>,
+    /// The snapshot or sandbox that it created.
+    #[serde(rename = "made", default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<Text<128>>,
     /// The name of the image that is pulled, loaded or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Text<256>>,

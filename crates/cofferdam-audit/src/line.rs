@@ -211,7 +211,7 @@ mod tests {
             state: ActionState::Ended,
             sandbox: None,
             snapshot: None,
-            made: None,
+            created: None,
             image: None,
             digest: None,
             dry_run: false,

@@ -30,10 +30,10 @@ pub struct Redactor(Arc<Patterns>);
 struct Patterns {
     /// The automaton, or `None` without secrets.
     matcher: Option<AhoCorasick>,
-    /// The secret that each pattern belongs to, as an index into `marks`.
+    /// The secret that each pattern belongs to, as an index into `replacements`.
     secrets: Vec<usize>,
     /// The replacement of each secret.
-    marks: Vec<Vec<u8>>,
+    replacements: Vec<Vec<u8>>,
     /// The length of the longest pattern.
     max_length: usize,
 }
@@ -47,7 +47,7 @@ impl Redactor {
     /// A name has 1 to 64 letters, digits, `_`, `-` and `.`. A value has 4 bytes to 16 KiB. Fails for other values
     /// instead of ignoring them; the caller must then store no artifact.
     pub fn new<N: AsRef<str>, V: AsRef<[u8]>>(secrets: impl IntoIterator<Item = (N, V)>) -> Result<Self> {
-        let (mut patterns, mut indices, mut marks) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut patterns, mut indices, mut replacements) = (Vec::new(), Vec::new(), Vec::new());
         let mut bytes = 0;
         for (name, value) in secrets {
             let (name, value) = (name.as_ref(), value.as_ref());
@@ -55,13 +55,13 @@ impl Redactor {
             for encoding in encodings(value) {
                 bytes += encoding.len();
                 patterns.push(encoding);
-                indices.push(marks.len());
+                indices.push(replacements.len());
             }
             if bytes > MAX_ENCODINGS {
                 let reason = "they are too long in total; store no artifacts, or pass fewer secrets";
                 return Err(Error::Invalid { what: "the secrets to redact", reason });
             }
-            marks.push(format!("[redacted:{name}]").into_bytes());
+            replacements.push(format!("[redacted:{name}]").into_bytes());
         }
         let max_length = patterns.iter().map(Vec::len).max().unwrap_or(0);
         // The automatic choice may be a DFA of more than a gigabyte.
@@ -73,12 +73,12 @@ impl Redactor {
                 reason: "the search automaton cannot be built; store no artifacts, or pass fewer secrets",
             })?),
         };
-        Ok(Self(Arc::new(Patterns { matcher, secrets: indices, marks, max_length })))
+        Ok(Self(Arc::new(Patterns { matcher, secrets: indices, replacements, max_length })))
     }
 
     /// Returns a redactor without secrets.
     pub fn none() -> Self {
-        Self(Arc::new(Patterns { matcher: None, secrets: Vec::new(), marks: Vec::new(), max_length: 0 }))
+        Self(Arc::new(Patterns { matcher: None, secrets: Vec::new(), replacements: Vec::new(), max_length: 0 }))
     }
 
     /// Starts a stream.
@@ -126,7 +126,7 @@ impl Redactor {
 
 impl std::fmt::Debug for Redactor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Redactor({} secrets)", self.0.marks.len())
+        write!(f, "Redactor({} secrets)", self.0.replacements.len())
     }
 }
 
@@ -187,7 +187,7 @@ impl RedactionStream {
             }
             if start >= position {
                 out.extend_from_slice(&self.buffer[position..start]);
-                out.extend_from_slice(&patterns.marks[secret]);
+                out.extend_from_slice(&patterns.replacements[secret]);
                 self.count += 1;
             }
             position = position.max(end);

@@ -25,7 +25,7 @@ pub(crate) struct SegmentEnd {
 /// Splits bytes into lines.
 pub(crate) struct Lines<R> {
     reader: BufReader<R>,
-    kept: Vec<u8>,
+    buffered: Vec<u8>,
     offset: u64,
 }
 
@@ -51,7 +51,7 @@ impl RawLine<'_> {
 impl<R: Read> Lines<R> {
     /// Creates a reader of lines. `reader` must be at `offset` of the file.
     pub fn new(reader: R, offset: u64) -> Self {
-        Self { reader: BufReader::with_capacity(64 * 1024, reader), kept: Vec::new(), offset }
+        Self { reader: BufReader::with_capacity(64 * 1024, reader), buffered: Vec::new(), offset }
     }
 
     /// Returns the offset of the next line.
@@ -61,7 +61,7 @@ impl<R: Read> Lines<R> {
 
     /// Returns the next line, or `None` at the end.
     pub fn next(&mut self) -> io::Result<Option<RawLine<'_>>> {
-        self.kept.clear();
+        self.buffered.clear();
         let offset = self.offset;
         let (mut length, mut ended) = (0u64, false);
         while !ended {
@@ -75,15 +75,15 @@ impl<R: Read> Lines<R> {
             }
             let position = available.iter().position(|byte| *byte == b'\n');
             let text = &available[..position.unwrap_or(available.len())];
-            let room = MAX_LINE.saturating_sub(self.kept.len());
-            self.kept.extend_from_slice(&text[..text.len().min(room)]);
+            let room = MAX_LINE.saturating_sub(self.buffered.len());
+            self.buffered.extend_from_slice(&text[..text.len().min(room)]);
             ended = position.is_some();
             let used = text.len() + usize::from(ended);
             self.reader.consume(used);
             length += used as u64;
         }
         self.offset += length;
-        Ok((length > 0).then_some(RawLine { bytes: &self.kept, length, offset, ended }))
+        Ok((length > 0).then_some(RawLine { bytes: &self.buffered, length, offset, ended }))
     }
 }
 

@@ -20,25 +20,25 @@ pub struct Text<const MAX: usize>(String);
 impl<const MAX: usize> Text<MAX> {
     /// Escapes and truncates a text.
     pub fn new(raw: impl AsRef<[u8]>) -> Self {
-        let mut made = String::new();
+        let mut text = String::new();
         // The last position at which the truncation mark still fits.
         let mut cut = 0;
         for piece in raw.as_ref().utf8_chunks() {
             let valid = piece.valid().chars().map(escaped);
             let invalid = piece.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
             for part in valid.chain(invalid) {
-                if made.len() + part.len() > MAX {
-                    made.truncate(cut);
-                    made.push(CUT);
-                    return Self(made);
+                if text.len() + part.len() > MAX {
+                    text.truncate(cut);
+                    text.push(CUT);
+                    return Self(text);
                 }
-                made.push_str(&part);
-                if made.len() + CUT.len_utf8() <= MAX {
-                    cut = made.len();
+                text.push_str(&part);
+                if text.len() + CUT.len_utf8() <= MAX {
+                    cut = text.len();
                 }
             }
         }
-        Self(made)
+        Self(text)
     }
 
     /// Returns the escaped text.

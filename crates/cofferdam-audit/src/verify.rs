@@ -534,9 +534,9 @@ mod tests {
     /// Promise (Static analysis and audit log): A missing artifact is a breach only while its segment exists.
     #[test]
     fn missing_artifact_is_a_breach_only_while_its_segment_exists() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = files::any_directory(place.path()).unwrap();
-        std::fs::write(place.path().join(names::segment(3)), "").unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let directory = files::any_directory(temp.path()).unwrap();
+        std::fs::write(temp.path().join(names::segment(3)), "").unwrap();
         let expect = Expect { artifacts: true, ..Expect::default() };
         let snapshot = Snapshot::take(&directory, &expect).unwrap();
         let artifact = Artifact::Stored {
@@ -559,7 +559,7 @@ mod tests {
         walk.artifact(&artifact).unwrap();
         walk.torn(&torn).unwrap();
         assert_eq!((walk.report.breaches, walk.report.notes), (1, 1), "{}", walk.report);
-        std::fs::remove_file(place.path().join(names::segment(3))).unwrap();
+        std::fs::remove_file(temp.path().join(names::segment(3))).unwrap();
         for gone in [walk.artifact(&artifact), walk.torn(&torn)] {
             assert!(matches!(gone, Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound));
         }

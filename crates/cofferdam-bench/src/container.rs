@@ -88,7 +88,7 @@ struct Report {
     /// The engine, as its own command line names it.
     engine: String,
     results: Vec<(Contestant, Sample)>,
-    absent: Vec<(Contestant, String)>,
+    unavailable: Vec<(Contestant, String)>,
 }
 
 struct Field {
@@ -229,33 +229,33 @@ async fn measure(options: &ContainerOptions) -> Result<Report> {
     let mut field = Field::prepare(options).await?;
     let (rounds, share) = if options.quick { (30, Duration::from_secs(8)) } else { (100, Duration::from_secs(60)) };
     let rounds = options.n.map_or(rounds, |n| usize::try_from(n).unwrap_or(usize::MAX));
-    let mut absent = Vec::new();
+    let mut unavailable = Vec::new();
     if let Err(why) = field.start_container().await {
-        absent.push((Contestant::DockerExec, why));
+        unavailable.push((Contestant::DockerExec, why));
     }
-    let outcome = rounds_of(&field, rounds, share, &mut absent).await;
+    let outcome = rounds_of(&field, rounds, share, &mut unavailable).await;
     let version = field.docker(&["version", "--format", "{{.Server.Version}}"]);
     let engine = tokio::process::Command::new(&version[0]).args(&version[1..]).output().await;
     let engine = engine.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
     field.end().await?;
-    Ok(Report { engine, results: outcome?, absent })
+    Ok(Report { engine, results: outcome?, unavailable })
 }
 
 async fn rounds_of(
     field: &Field,
     rounds: usize,
     share: Duration,
-    absent: &mut Vec<(Contestant, String)>,
+    unavailable: &mut Vec<(Contestant, String)>,
 ) -> Result<Vec<(Contestant, Sample)>> {
     let mut entrants = Vec::new();
     for contestant in Contestant::ALL {
-        if absent.iter().any(|(other, _)| *other == contestant) {
+        if unavailable.iter().any(|(other, _)| *other == contestant) {
             continue;
         }
         // The first turn loads what later turns find in memory.
         match field.turn(contestant).await {
             Ok(_) => entrants.push((contestant, turns(field.turn(contestant).await?, share, rounds), Vec::new())),
-            Err(why) => absent.push((contestant, format!("{why:#}"))),
+            Err(why) => unavailable.push((contestant, format!("{why:#}"))),
         }
     }
     let mut orders = Orders::new(entrants.len());
@@ -281,9 +281,9 @@ impl Report {
 
     fn targets(&self) -> Vec<Row> {
         use Contestant as C;
-        let row = |what: &str, most, contestant, base| Row {
+        let row = |what: &str, max, contestant, base| Row {
             what: what.to_owned(),
-            bound: Bound::AtMost(most),
+            bound: Bound::AtMost(max),
             measured: self.ratio(contestant, base),
         };
         vec![
@@ -304,7 +304,7 @@ impl Report {
             let _ = writeln!(text, "{:36} {:5} {median:12.0} {p99:12.0} {ratio:>9}", contestant.name(), sample.len());
         }
         text.push_str("\nof fewer than 100 runs, p99 is the slowest\n");
-        for (contestant, why) in &self.absent {
+        for (contestant, why) in &self.unavailable {
             let _ = writeln!(text, "not measured: {}: {why}", contestant.name());
         }
         text + &render(&self.targets())
@@ -319,14 +319,15 @@ impl Report {
                 "ratio": self.ratio(*contestant, contestant.base()).map(hundredths),
             })
         });
-        let absent = self.absent.iter().map(|(contestant, why)| json!({ "name": contestant.slug(), "reason": why }));
+        let unavailable =
+            self.unavailable.iter().map(|(contestant, why)| json!({ "name": contestant.slug(), "reason": why }));
         json!({
             "benchmark": "container",
             "machine": facts.json(),
             "engine": self.engine,
             "hardening": hardening(),
             "results": rows.collect::<Vec<_>>(),
-            "absent": absent.collect::<Vec<_>>(),
+            "absent": unavailable.collect::<Vec<_>>(),
             "targets": json_of(&self.targets()),
         })
     }
@@ -348,7 +349,7 @@ mod tests {
                 (Contestant::Exec, sample(2)),
                 (Contestant::Claim, sample(4)),
             ],
-            absent: vec![(Contestant::CommandLine, "not built".to_owned())],
+            unavailable: vec![(Contestant::CommandLine, "not built".to_owned())],
         };
         let text = report.table(&facts::collect());
         let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default().to_owned();

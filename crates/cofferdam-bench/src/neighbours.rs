@@ -52,7 +52,7 @@ struct Report {
 
 async fn measure(neighbours: usize, rounds: usize) -> Result<Report> {
     let field = Field::prepare(&CONTESTANTS, None).await?;
-    ensure!(field.entrants() == CONTESTANTS, "not all contestants can be measured: {:?}", field.absent);
+    ensure!(field.entrants() == CONTESTANTS, "not all contestants can be measured: {:?}", field.unavailable);
     let sandboxes = Neighbours::make(neighbours).await?;
     let mut times = [vec![Vec::new(); CONTESTANTS.len()], vec![Vec::new(); CONTESTANTS.len()]];
     let mut orders = Orders::new(CONTESTANTS.len());

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cofferdam_contract::{Access, Backend, Limits, RootFs, Spec, Workspace};
+use cofferdam_contract::{Access, Backend, ByteSize, Limits, RootFs, Spec, Workspace};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 
 use crate::host::facts::{self, Facts};
@@ -64,13 +65,15 @@ enum Turn {
     ReadInside,
     WriteBare,
     WriteInside,
+    WriteMemory,
+    WriteLayer,
 }
 
 /// Runs of an image, which need Docker.
 const RUNS: [Turn; 2] = [Turn::DockerRun, Turn::ImageRun];
 const CREATES: [Turn; 4] = [Turn::CreatePrivate, Turn::CreateSmall, Turn::CreateLarge, Turn::CreateImage];
 /// Contestants that use the disk, and take part in fewer rounds.
-const DISK: [Turn; 8] = [
+const DISK: [Turn; 10] = [
     Turn::UnpackByTar,
     Turn::UnpackByStore,
     Turn::CaptureSmall,
@@ -79,6 +82,8 @@ const DISK: [Turn; 8] = [
     Turn::ReadInside,
     Turn::WriteBare,
     Turn::WriteInside,
+    Turn::WriteMemory,
+    Turn::WriteLayer,
 ];
 
 impl Turn {
@@ -97,7 +102,9 @@ impl Turn {
             Self::ReadBare => "read, bare",
             Self::ReadInside => "read, sandbox",
             Self::WriteBare => "write, bare",
-            Self::WriteInside => "write, sandbox",
+            Self::WriteInside => "write, sandbox, DIR:rw",
+            Self::WriteMemory => "write, bare, tmpfs",
+            Self::WriteLayer => "write, sandbox, layer",
         }
     }
 }
@@ -114,6 +121,8 @@ struct Field {
     /// Directories with a large file, one for each contestant.
     outside: PathBuf,
     inside: PathBuf,
+    /// A directory in memory, as the layer of a copy-on-write workspace is.
+    memory: TempDir,
     /// The script that writes a large file.
     write: String,
 }
@@ -144,6 +153,18 @@ impl Field {
                 let workspace = Workspace::HostDir { path: self.inside.clone(), access: Access::ReadWrite };
                 inside(&self.backend, spec(workspace)?, &self.write).await
             }
+            Turn::WriteMemory => {
+                let time = bare(self.memory.path(), &self.write)?;
+                // The layer is new as well.
+                fs::remove_file(self.memory.path().join("written"))?;
+                Ok(time)
+            }
+            Turn::WriteLayer => {
+                let size = Some(ByteSize::from_mebibytes(2048));
+                let limits = Limits { disk: size, memory: size, ..Limits::default() };
+                let spec = copied(&self.small)?.to_builder().limits(limits).build()?;
+                inside(&self.backend, spec, &self.write).await
+            }
         }
     }
 
@@ -164,18 +185,18 @@ impl Field {
 async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) -> Result<Report> {
     let files = usize::try_from(options.files)?;
     let directory = tempfile::Builder::new().prefix("cofferdam-workspace-").tempdir()?;
-    let place = directory.path().canonicalize()?;
-    let large = tree(&place, files).context("cannot create the large directory")?;
-    let small = tree(&place.join("small"), 1)?;
+    let root = directory.path().canonicalize()?;
+    let large = tree(&root, files).context("cannot create the large directory")?;
+    let small = tree(&root.join("small"), 1)?;
     let data = format!("head -c {megabytes}M /dev/urandom > large");
     let with_large_file = |name: &str| -> Result<PathBuf> {
-        let path = place.join(name);
+        let path = root.join(name);
         fs::create_dir(&path)?;
         bare(&path, &data)?;
         Ok(path)
     };
     let (outside, inside) = (with_large_file("outside")?, with_large_file("inside")?);
-    let packed = place.join("layer");
+    let packed = root.join("layer");
     fs::create_dir(&packed)?;
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
     let layer = layers::Layer::new(&packed, busybox)?;
@@ -191,7 +212,8 @@ async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) ->
         (None, true) => bail!("docker run needs a static program: apt-get install busybox-static"),
         (_, false) => None,
     };
-    let field = Field { backend, docker, image, layer, small, large, outside, inside, write };
+    let memory = tempfile::tempdir_in("/dev/shm")?;
+    let field = Field { backend, docker, image, layer, small, large, outside, inside, memory, write };
     let mut report = Report { rows: Vec::new() };
     if field.docker.is_some() {
         field.measure(&RUNS, rounds.div_ceil(5), &mut report).await?;
@@ -202,8 +224,8 @@ async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) ->
 }
 
 /// Creates a directory with this number of files.
-fn tree(place: &Path, files: usize) -> Result<PathBuf> {
-    let top = place.join("tree");
+fn tree(root: &Path, files: usize) -> Result<PathBuf> {
+    let top = root.join("tree");
     for number in 0..files {
         let directory = top.join((number / FILES_PER_DIRECTORY).to_string());
         if number.is_multiple_of(FILES_PER_DIRECTORY) {
@@ -305,7 +327,13 @@ impl Report {
             row("create with an image / without", Bound::AtMost(1.5), "create, image", "create, empty workspace"),
             row("run of an image / docker run", Bound::AtMost(0.05), "run of an image", "docker run of an image"),
             row("read of a large file, bare / sandbox", Bound::AtLeast(0.9), "read, bare", "read, sandbox"),
-            row("write of a large file, bare / sandbox", Bound::AtLeast(0.9), "write, bare", "write, sandbox"),
+            row("write of a large file, bare / `DIR:rw`", Bound::AtLeast(0.9), "write, bare", "write, sandbox, DIR:rw"),
+            row(
+                "write of a large file, bare on tmpfs / layer",
+                Bound::AtLeast(0.9),
+                "write, bare, tmpfs",
+                "write, sandbox, layer",
+            ),
             row(
                 "unpack of a layer, tar -x / image store",
                 Bound::AtLeast(0.5),

@@ -61,7 +61,7 @@ impl Aliases {
         let Some(reason) = guarded::reason(&link) else { return };
         // No change set reaches what is outside.
         let Ok(target) = beneath::open(root, path, OFlags::PATH, Mode::empty()) else { return };
-        if let (Some(root), Some(target)) = (place(root), place(target.as_fd()))
+        if let (Some(root), Some(target)) = (path_of(root), path_of(target.as_fd()))
             && let Ok(alias) = target.strip_prefix(root)
         {
             self.add(alias.to_owned(), reason);
@@ -74,7 +74,7 @@ impl Aliases {
         let opened = spot.and_then(|spot| tree::open_file(spot.parent.as_fd(), &spot.name).ok().flatten());
         let Some((file, _)) = opened else { return };
         for value in hooks_paths(file) {
-            let root = place(directory).unwrap_or_default();
+            let root = path_of(directory).unwrap_or_default();
             let relative = value.strip_prefix(root).unwrap_or(&value);
             let mut alias = PathBuf::new();
             for component in relative.components() {
@@ -102,7 +102,7 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 /// Returns the real path of an opened file.
-pub(crate) fn place(file: BorrowedFd<'_>) -> Option<PathBuf> {
+pub(crate) fn path_of(file: BorrowedFd<'_>) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 

@@ -232,21 +232,21 @@ impl<W: Write> Capture<W> {
     }
 
     /// Captures one file. Returns false if it vanished meanwhile.
-    fn entry(&mut self, place: &EntryLocation<'_>, mode: Mode, depth: usize) -> Result<bool> {
-        let Some(stat) = tree::stat(place.upper, place.name).map_err(io("inspect", place.path))? else {
+    fn entry(&mut self, location: &EntryLocation<'_>, mode: Mode, depth: usize) -> Result<bool> {
+        let Some(stat) = tree::stat(location.upper, location.name).map_err(io("inspect", location.path))? else {
             return Ok(false);
         };
         if mode != Mode::Comparison && overlay::is_whiteout_device(&stat) {
-            return self.delete(place, mode).map(|()| true);
+            return self.delete(location, mode).map(|()| true);
         }
         let captured = match tree::kind(&stat) {
-            FileType::Directory => self.subdirectory(place, mode, depth),
-            FileType::RegularFile => self.regular(place, mode),
-            FileType::Symlink => self.symlink(place),
+            FileType::Directory => self.subdirectory(location, mode, depth),
+            FileType::RegularFile => self.regular(location, mode),
+            FileType::Symlink => self.symlink(location),
             kind => {
-                let same = place.base_stat()?.is_some_and(|base| tree::kind(&base) == kind);
+                let same = location.base_stat()?.is_some_and(|base| tree::kind(&base) == kind);
                 if !same {
-                    self.skip(place.path, SkipReason::NotAFile);
+                    self.skip(location.path, SkipReason::NotAFile);
                 }
                 Ok(())
             }
@@ -254,36 +254,38 @@ impl<W: Write> Capture<W> {
         captured.map(|()| true)
     }
 
-    fn delete(&mut self, place: &EntryLocation<'_>, mode: Mode) -> Result<()> {
+    fn delete(&mut self, location: &EntryLocation<'_>, mode: Mode) -> Result<()> {
         // A whiteout of a file that the workspace does not have has no effect.
-        let Some(stat) = place.base_stat()? else { return Ok(()) };
-        if mode == Mode::Comparison && !self.was_copied(place, &stat)? {
+        let Some(stat) = location.base_stat()? else { return Ok(()) };
+        if mode == Mode::Comparison && !self.was_copied(location, &stat)? {
             return Ok(());
         }
-        let base = place.base_for(Some(&stat), None)?;
+        let base = location.base_for(Some(&stat), None)?;
         self.count(0)?;
-        self.out.whiteout(place.path, base.as_ref())
+        self.out.whiteout(location.path, base.as_ref())
     }
 
     /// Returns true if a file could be in a full copy at all. Its absence is no deletion otherwise.
-    fn was_copied(&mut self, place: &EntryLocation<'_>, stat: &Stat) -> Result<bool> {
-        let Some(base) = place.base else { return Ok(false) };
+    fn was_copied(&mut self, location: &EntryLocation<'_>, stat: &Stat) -> Result<bool> {
+        let Some(base) = location.base else { return Ok(false) };
         let opened = match tree::kind(stat) {
             FileType::Symlink => return Ok(true),
-            FileType::RegularFile => tree::open_file(base, place.name).map(|_| ()),
-            FileType::Directory => tree::subdirectory(base, place.name).map(|_| ()),
+            FileType::RegularFile => tree::open_file(base, location.name).map(|_| ()),
+            FileType::Directory => tree::subdirectory(base, location.name).map(|_| ()),
             _ => return Ok(false),
         };
-        Ok(self.readable(place, opened)?.is_some())
+        Ok(self.readable(location, opened)?.is_some())
     }
 
-    fn subdirectory(&mut self, place: &EntryLocation<'_>, mode: Mode, depth: usize) -> Result<()> {
-        let Some(below) = self.readable(place, tree::subdirectory(place.upper, place.name))? else { return Ok(()) };
-        let stat = rustix::fs::fstat(&below).map_err(io("inspect", place.path))?;
+    fn subdirectory(&mut self, location: &EntryLocation<'_>, mode: Mode, depth: usize) -> Result<()> {
+        let Some(below) = self.readable(location, tree::subdirectory(location.upper, location.name))? else {
+            return Ok(());
+        };
+        let stat = rustix::fs::fstat(&below).map_err(io("inspect", location.path))?;
         let mode_below = match mode {
             Mode::Comparison => Mode::Comparison,
             Mode::Overlay(marks) | Mode::Whole(marks) if overlay::mark(&below, marks) == Some(Mark::Redirect) => {
-                self.skip(place.path, SkipReason::Redirected);
+                self.skip(location.path, SkipReason::Redirected);
                 return Ok(());
             }
             // Below an opaque directory, no directory is merged with a lower one.
@@ -291,101 +293,103 @@ impl<W: Write> Capture<W> {
             Mode::Overlay(marks) if overlay::is_opaque(below.as_fd(), marks) => Mode::Whole(marks),
             Mode::Overlay(marks) => Mode::Overlay(marks),
         };
-        let (base_stat, base_below) = self.base_directory(place)?;
+        let (base_stat, base_below) = self.base_directory(location)?;
         let permissions = stat.st_mode & 0o7777;
         let unchanged = base_below.is_some() && base_stat.is_some_and(|base| base.st_mode & 0o7777 == permissions);
         if !unchanged {
-            let base = place.base_for(base_stat.as_ref(), Some(FileKind::Directory))?;
+            let base = location.base_for(base_stat.as_ref(), Some(FileKind::Directory))?;
             self.count(0)?;
-            self.out.directory(place.path, permissions, base.as_ref())?;
+            self.out.directory(location.path, permissions, base.as_ref())?;
         }
-        self.directory(below.as_fd(), base_below.as_ref().map(AsFd::as_fd), place.path, mode_below, depth + 1)
+        self.directory(below.as_fd(), base_below.as_ref().map(AsFd::as_fd), location.path, mode_below, depth + 1)
     }
 
-    fn base_directory(&self, place: &EntryLocation<'_>) -> Result<(Option<Stat>, Option<OwnedFd>)> {
-        let stat = place.base_stat()?;
-        match (&stat, place.base) {
+    fn base_directory(&self, location: &EntryLocation<'_>) -> Result<(Option<Stat>, Option<OwnedFd>)> {
+        let stat = location.base_stat()?;
+        match (&stat, location.base) {
             (Some(found), Some(base)) if tree::kind(found) == FileType::Directory => {
-                let below = tree::subdirectory(base, place.name).map_err(io("open", place.path))?;
+                let below = tree::subdirectory(base, location.name).map_err(io("open", location.path))?;
                 Ok((stat, Some(below)))
             }
             _ => Ok((stat, None)),
         }
     }
 
-    fn symlink(&mut self, place: &EntryLocation<'_>) -> Result<()> {
-        let Some(target) = self.readable(place, tree::target(place.upper, place.name))? else { return Ok(()) };
-        let stat = place.base_stat()?;
-        if let (Some(stat), Some(base)) = (&stat, place.base)
+    fn symlink(&mut self, location: &EntryLocation<'_>) -> Result<()> {
+        let Some(target) = self.readable(location, tree::target(location.upper, location.name))? else { return Ok(()) };
+        let stat = location.base_stat()?;
+        if let (Some(stat), Some(base)) = (&stat, location.base)
             && tree::kind(stat) == FileType::Symlink
-            && tree::target(base, place.name).map_err(io("read", place.path))? == target
+            && tree::target(base, location.name).map_err(io("read", location.path))? == target
         {
             return Ok(());
         }
-        let base = place.base_for(stat.as_ref(), Some(FileKind::Symlink))?;
+        let base = location.base_for(stat.as_ref(), Some(FileKind::Symlink))?;
         self.count(0)?;
-        self.out.symlink(place.path, &target, base.as_ref())
+        self.out.symlink(location.path, &target, base.as_ref())
     }
 
-    fn regular(&mut self, place: &EntryLocation<'_>, mode: Mode) -> Result<()> {
-        let Some(opened) = self.readable(place, tree::open_file(place.upper, place.name))? else { return Ok(()) };
+    fn regular(&mut self, location: &EntryLocation<'_>, mode: Mode) -> Result<()> {
+        let Some(opened) = self.readable(location, tree::open_file(location.upper, location.name))? else {
+            return Ok(());
+        };
         let Some((mut file, stat)) = opened else {
-            self.skip(place.path, SkipReason::ChangedMeanwhile);
+            self.skip(location.path, SkipReason::ChangedMeanwhile);
             return Ok(());
         };
         if let Mode::Overlay(marks) | Mode::Whole(marks) = mode {
             match overlay::mark(&file, marks) {
                 Some(Mark::Whiteout) if stat.st_size == 0 => {
-                    return self.delete(place, mode);
+                    return self.delete(location, mode);
                 }
                 Some(Mark::Metacopy) => {
-                    self.skip(place.path, SkipReason::Redirected);
+                    self.skip(location.path, SkipReason::Redirected);
                     return Ok(());
                 }
                 _ => {}
             }
         }
-        let base_stat = place.base_stat()?;
+        let base_stat = location.base_stat()?;
         let same = same_properties(&stat, base_stat.as_ref());
-        if same && self.same_content(place, &mut file)? {
+        if same && self.same_content(location, &mut file)? {
             return Ok(());
         }
-        let base = place.base_for(base_stat.as_ref(), Some(FileKind::File))?;
+        let base = location.base_for(base_stat.as_ref(), Some(FileKind::File))?;
         let size = tree::size(&stat);
         self.count(size)?;
-        file.rewind().map_err(io("read", place.path))?;
-        let read = self.out.file(place.path, stat.st_mode & 0o7777, size, &file, base.as_ref())?;
+        file.rewind().map_err(io("read", location.path))?;
+        let read = self.out.file(location.path, stat.st_mode & 0o7777, size, &file, base.as_ref())?;
         // Also a file that grew, or was changed within its first bytes.
-        let after = rustix::fs::fstat(&file).map_err(io("inspect", place.path))?;
+        let after = rustix::fs::fstat(&file).map_err(io("inspect", location.path))?;
         if read != size || Fingerprint::of(&after) != Fingerprint::of(&stat) {
-            self.skip(place.path, SkipReason::ChangedMeanwhile);
+            self.skip(location.path, SkipReason::ChangedMeanwhile);
         }
         Ok(())
     }
 
-    fn same_content(&mut self, place: &EntryLocation<'_>, file: &mut File) -> Result<bool> {
-        let Some(base) = place.base else { return Ok(false) };
-        let base = match tree::open_file(base, place.name) {
+    fn same_content(&mut self, location: &EntryLocation<'_>, file: &mut File) -> Result<bool> {
+        let Some(base) = location.base else { return Ok(false) };
+        let base = match tree::open_file(base, location.name) {
             Ok(Some((base, _))) => base,
             Ok(None) => return Ok(false),
             // Contents that cannot be compared count as changed.
             Err(error) if error.kind() == std_io::ErrorKind::PermissionDenied => return Ok(false),
-            Err(error) => return Err(io("open", place.path)(error)),
+            Err(error) => return Err(io("open", location.path)(error)),
         };
-        equal(file, base).map_err(io("compare", place.path))
+        equal(file, base).map_err(io("compare", location.path))
     }
 
     /// Records a file that the guest made unreadable or removed meanwhile.
-    fn readable<T>(&mut self, place: &EntryLocation<'_>, opened: std_io::Result<T>) -> Result<Option<T>> {
+    fn readable<T>(&mut self, location: &EntryLocation<'_>, opened: std_io::Result<T>) -> Result<Option<T>> {
         match opened {
             Ok(opened) => Ok(Some(opened)),
             Err(error) => {
                 let reason = match Errno::from_io_error(&error) {
                     Some(Errno::ACCESS | Errno::PERM) => SkipReason::Unreadable,
                     Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::INVAL) => SkipReason::ChangedMeanwhile,
-                    _ => return Err(io("open", place.path)(error)),
+                    _ => return Err(io("open", location.path)(error)),
                 };
-                self.skip(place.path, reason);
+                self.skip(location.path, reason);
                 Ok(None)
             }
         }

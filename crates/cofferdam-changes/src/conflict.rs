@@ -57,7 +57,7 @@ pub struct Conflict {
     /// Reason.
     pub cause: Cause,
     /// Path to which the guest's version was written, beside the file of the host.
-    pub kept: Option<PathBuf>,
+    pub kept_as: Option<PathBuf>,
 }
 
 /// Compares a file of the workspace with what a change expects.

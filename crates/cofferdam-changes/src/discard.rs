@@ -100,8 +100,8 @@ impl<'a> Remainder<'a> {
         let (changes, cleared) = if is_cut {
             (rest, Vec::new())
         } else {
-            let kept = set.changes().iter().filter(|change| !dropped.contains(change.path.as_path()));
-            (kept.cloned().collect(), cleared)
+            let retained = set.changes().iter().filter(|change| !dropped.contains(change.path.as_path()));
+            (retained.cloned().collect(), cleared)
         };
         Self { set, changes, cleared, discarded }
     }

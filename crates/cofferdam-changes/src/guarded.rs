@@ -286,8 +286,8 @@ pub(crate) fn bare_repository(path: &Path, exists: impl Fn(&Path) -> bool) -> Op
     if path.iter().any(|name| folded(name.as_bytes()) == ".git") {
         return None;
     }
-    path.ancestors().take(2).find_map(|place| {
-        let (parent, name) = (place.parent()?, folded(place.file_name()?.as_bytes()));
+    path.ancestors().take(2).find_map(|ancestor| {
+        let (parent, name) = (ancestor.parent()?, folded(ancestor.file_name()?.as_bytes()));
         let is_setting = matches!(name.as_str(), "config" | "hooks" | "head" | "commondir");
         let is_repository = || ["HEAD", "objects", "refs"].iter().all(|name| exists(&parent.join(name)));
         (is_setting && is_repository()).then_some(GIT)

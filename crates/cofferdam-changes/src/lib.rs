@@ -105,4 +105,4 @@ pub use read::{ChangeSet, Content};
 pub use render::{Color, RenderOptions, Stat, render};
 pub use resolve::resolve;
 pub use saved::{SavedFile, open_saved};
-pub use store::{Id, Kept, KeptContents, MAX_STORE_AGE, MAX_STORE_BYTES, Store, StoreLimits};
+pub use store::{Id, MAX_STORE_AGE, MAX_STORE_BYTES, Store, StoreLimits, StoredContents, StoredSet};

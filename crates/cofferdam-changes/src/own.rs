@@ -88,17 +88,17 @@ pub(crate) struct Own {
 impl Own {
     /// Finds the directories.
     pub fn find(directory: BorrowedFd<'_>, own: &OwnDirectories) -> Self {
-        let place = aliases::place(directory).unwrap_or_default();
+        let workspace = aliases::path_of(directory).unwrap_or_default();
         let id_of = |path: &Path| rustix::fs::lstat(path).ok().map(|stat| id(&stat));
         let (mut paths, mut ids, mut is_inside) = (Vec::new(), Vec::new(), false);
         for named in own.paths() {
             let (links, real) = resolved(named);
-            is_inside |= place.starts_with(&real);
+            is_inside |= workspace.starts_with(&real);
             ids.extend(id_of(&real));
             let below = links.into_iter().chain([real]);
-            paths.extend(below.filter_map(|path| Some(path.strip_prefix(&place).ok()?.to_owned())));
+            paths.extend(below.filter_map(|path| Some(path.strip_prefix(&workspace).ok()?.to_owned())));
         }
-        is_inside |= place.ancestors().filter_map(id_of).any(|id| ids.contains(&id));
+        is_inside |= workspace.ancestors().filter_map(id_of).any(|id| ids.contains(&id));
         Self { paths, ids, is_inside, known: RefCell::default() }
     }
 

@@ -96,7 +96,7 @@ impl Default for StoreLimits {
 
 /// A stored change set in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredSet {
     /// Identifier.
     pub id: Id,
     /// Time at which it was stored.
@@ -104,19 +104,19 @@ pub struct Kept {
     /// Size of its file, in bytes.
     pub bytes: u64,
     /// Contents. `None` if the file is damaged.
-    pub contents: Option<KeptContents>,
+    pub contents: Option<StoredContents>,
 }
 
 /// Contents of a stored change set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptContents {
+pub struct StoredContents {
     /// Path of the workspace on the host.
     pub workspace: PathBuf,
     /// Number of changed files, as in a review: a renamed file is one.
     pub changes: usize,
 }
 
-impl KeptContents {
+impl StoredContents {
     /// Describes a change set. Without its workspace, renamed files are not found, and count twice.
     #[must_use]
     pub fn of(set: &ChangeSet) -> Self {
@@ -185,13 +185,13 @@ impl Store {
     /// # Errors
     ///
     /// Those of the operating system.
-    pub fn list(&self) -> Result<Vec<Kept>> {
-        let mut kept = Vec::new();
+    pub fn list(&self) -> Result<Vec<StoredSet>> {
+        let mut stored = Vec::new();
         for (id, time, bytes) in self.files()? {
-            let contents = self.read(&id).ok().map(|set| KeptContents::of(&set));
-            kept.push(Kept { id, time, bytes, contents });
+            let contents = self.read(&id).ok().map(|set| StoredContents::of(&set));
+            stored.push(StoredSet { id, time, bytes, contents });
         }
-        Ok(kept)
+        Ok(stored)
     }
 
     /// Opens a stored change set by its identifier or by a prefix that no other has.

@@ -141,7 +141,7 @@ impl Audit {
     pub async fn begin(
         &self,
         id: &str,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         request: &CodeRequest,
         program: Program,
@@ -152,8 +152,8 @@ impl Audit {
             id: ExecutionId::new(id).map_err(|problem| refused("execute", problem))?,
             tenant: Some(Text::new(spec.tenant().as_str())),
             start: Timestamp::now(),
-            backend: Text::new(&place.backend),
-            level: Text::new(place.level.as_str()),
+            backend: Text::new(&profile.backend),
+            level: Text::new(profile.level.as_str()),
             runtime: Some(&request.language).filter(|name| !name.is_empty()).map(Text::new),
             version: version.map(Text::new),
             program,
@@ -295,13 +295,16 @@ impl Entry {
     }
 
     /// Records that a sandbox was created from the state of another one.
-    pub async fn made(mut self, made: RestoredSandbox) -> Result<()> {
+    pub async fn restored(mut self, restored: RestoredSandbox) -> Result<()> {
         let Some(open) = self.0.take() else { return Ok(()) };
         let outcome = Outcome {
-            duration_us: micros(made.duration),
-            posture: made.posture.parse::<Digest>().ok(),
-            sandbox: Some(Text::new(made.sandbox.as_str())),
-            restored: Some(Restored { from: made.from.map(|from| Text::new(from.as_str())), programs: made.programs }),
+            duration_us: micros(restored.duration),
+            posture: restored.posture.parse::<Digest>().ok(),
+            sandbox: Some(Text::new(restored.sandbox.as_str())),
+            restored: Some(Restored {
+                from: restored.from.map(|from| Text::new(from.as_str())),
+                programs: restored.programs,
+            }),
             ..unknown(Exit { code: Some(0), ..Exit::default() })
         };
         write(Arc::clone(&open.missing), move || commit(open, outcome, None)).await

@@ -50,7 +50,7 @@ pub struct BashTool {
 struct Fallback {
     backend: Arc<dyn Backend>,
     spec: Spec,
-    made: tokio::sync::Mutex<Option<Arc<dyn Sandbox>>>,
+    created: tokio::sync::Mutex<Option<Arc<dyn Sandbox>>>,
 }
 
 impl BashTool {
@@ -60,7 +60,7 @@ impl BashTool {
         if config.max_answer < 200 {
             return Err(Error::invalid("configure", "max_answer of the bash tool must be at least 200"));
         }
-        let default = Arc::new(Fallback { backend, spec, made: tokio::sync::Mutex::new(None) });
+        let default = Arc::new(Fallback { backend, spec, created: tokio::sync::Mutex::new(None) });
         Ok(Self { executor, config, default, directories: Arc::default() })
     }
 
@@ -95,19 +95,19 @@ impl BashTool {
         line: &str,
         timeout: Option<Duration>,
     ) -> Result<(CodeResult, Shown)> {
-        if let Some((place, sandbox)) = context {
-            return self.run_in(place, &**sandbox, line, timeout).await;
+        if let Some((profile, sandbox)) = context {
+            return self.run_in(profile, &**sandbox, line, timeout).await;
         }
-        let place = BackendProfile::of(&*self.default.backend);
+        let profile = BackendProfile::of(&*self.default.backend);
         let sandbox = self.default.sandbox(&self.executor).await?;
-        let result = self.run_in(&place, &*sandbox, line, timeout).await;
+        let result = self.run_in(&profile, &*sandbox, line, timeout).await;
         if !matches!(&result, Err(error) if error.kind() == ErrorKind::Closed) {
             return result;
         }
         self.move_to(sandbox.id(), SandboxPath::default());
         self.default.forget(&sandbox).await;
         let sandbox = self.default.sandbox(&self.executor).await?;
-        let (mut result, mut shown) = self.run_in(&place, &*sandbox, line, timeout).await?;
+        let (mut result, mut shown) = self.run_in(&profile, &*sandbox, line, timeout).await?;
         result.stderr = bytes::Bytes::from([RECREATED.as_bytes(), result.stderr.bytes()].concat()).into();
         shown.0[1].head.splice(..0, RECREATED.bytes());
         Ok((result, shown))
@@ -115,7 +115,7 @@ impl BashTool {
 
     async fn run_in(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         line: &str,
         timeout: Option<Duration>,
@@ -127,11 +127,11 @@ impl BashTool {
         };
         let keep = self.config.max_answer.saturating_mul(4);
         let begins = self.directory(sandbox.id());
-        let ran = match self.executor.run_line(place, sandbox, request(begins.clone()), keep, &|_| {}).await {
+        let ran = match self.executor.run_line(profile, sandbox, request(begins.clone()), keep, &|_| {}).await {
             // The directory may have been removed.
             Err(error) if error.kind() == ErrorKind::InvalidInput && !begins.is_workspace() => {
                 self.move_to(sandbox.id(), SandboxPath::default());
-                self.executor.run_line(place, sandbox, request(SandboxPath::default()), keep, &|_| {}).await?
+                self.executor.run_line(profile, sandbox, request(SandboxPath::default()), keep, &|_| {}).await?
             }
             ran => ran?,
         };
@@ -149,8 +149,8 @@ impl BashTool {
 
     /// Closes the default sandbox, if it exists. A later line creates a new one, and its answer reports that.
     pub async fn close(&self) -> Result<()> {
-        let made = self.default.made.lock().await.clone();
-        match made {
+        let created = self.default.created.lock().await.clone();
+        match created {
             Some(sandbox) => sandbox.close().await,
             None => Ok(()),
         }
@@ -168,22 +168,22 @@ impl BashTool {
 
 impl Fallback {
     async fn sandbox(&self, executor: &Executor) -> Result<Arc<dyn Sandbox>> {
-        let mut made = self.made.lock().await;
-        if let Some(sandbox) = &*made {
+        let mut created = self.created.lock().await;
+        if let Some(sandbox) = &*created {
             return Ok(Arc::clone(sandbox));
         }
         let sandbox = executor.record_network(self.backend.create(self.spec.clone()).await?).await?;
-        *made = Some(Arc::clone(&sandbox));
+        *created = Some(Arc::clone(&sandbox));
         Ok(sandbox)
     }
 
     /// Removes a sandbox that has ended, unless it was already replaced.
     async fn forget(&self, ended: &Arc<dyn Sandbox>) {
-        let mut made = self.made.lock().await;
-        if made.as_ref().is_some_and(|made| made.id() == ended.id()) {
-            *made = None;
+        let mut created = self.created.lock().await;
+        if created.as_ref().is_some_and(|created| created.id() == ended.id()) {
+            *created = None;
         }
-        drop(made);
+        drop(created);
         // The sandbox has already ended. This only frees its remains.
         let _ = ended.close().await;
     }

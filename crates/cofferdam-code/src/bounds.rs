@@ -65,26 +65,28 @@ impl Bounds {
         Ok(())
     }
 
-    /// Returns the timeout of a call, in a sandbox whose execs have the wall time `wall`.
-    pub(crate) fn timeout(&self, asked: Option<Duration>, wall: Duration) -> Result<Duration> {
-        let max = self.max_timeout.map_or(wall, |max| max.min(wall));
-        match asked {
-            None => Ok(wall.min(max)),
-            Some(asked) if asked <= max => Ok(asked),
-            Some(asked) => Err(denied(format!(
+    /// Returns the timeout of a call, in a sandbox whose execs have the wall time `wall_time`.
+    pub(crate) fn timeout(&self, requested: Option<Duration>, wall_time: Duration) -> Result<Duration> {
+        let max = self.max_timeout.map_or(wall_time, |max| max.min(wall_time));
+        match requested {
+            None => Ok(wall_time.min(max)),
+            Some(requested) if requested <= max => Ok(requested),
+            Some(requested) => Err(denied(format!(
                 "a timeout of {} s is more than the allowed {} s",
-                asked.as_secs_f64(),
+                requested.as_secs_f64(),
                 max.as_secs_f64()
             ))),
         }
     }
 
     /// Returns the maximum output of a call.
-    pub(crate) fn output(&self, asked: Option<ByteSize>) -> Result<ByteSize> {
-        match asked {
+    pub(crate) fn output(&self, requested: Option<ByteSize>) -> Result<ByteSize> {
+        match requested {
             None => Ok(self.max_output),
-            Some(asked) if asked <= self.max_output => Ok(asked),
-            Some(asked) => Err(denied(format!("{asked} of output is more than the allowed {}", self.max_output))),
+            Some(requested) if requested <= self.max_output => Ok(requested),
+            Some(requested) => {
+                Err(denied(format!("{requested} of output is more than the allowed {}", self.max_output)))
+            }
         }
     }
 
@@ -111,14 +113,14 @@ mod tests {
     #[test]
     fn no_call_gets_more_than_is_configured() {
         let bounds = Bounds { max_timeout: Some(Duration::from_secs(5)), ..Bounds::default() };
-        let wall = Duration::from_secs(60);
-        assert_eq!(bounds.timeout(None, wall).unwrap(), Duration::from_secs(5));
-        assert_eq!(bounds.timeout(Some(Duration::from_secs(2)), wall).unwrap(), Duration::from_secs(2));
-        assert_eq!(bounds.timeout(Some(Duration::from_secs(6)), wall).unwrap_err().kind(), ErrorKind::Denied);
+        let wall_time = Duration::from_secs(60);
+        assert_eq!(bounds.timeout(None, wall_time).unwrap(), Duration::from_secs(5));
+        assert_eq!(bounds.timeout(Some(Duration::from_secs(2)), wall_time).unwrap(), Duration::from_secs(2));
+        assert_eq!(bounds.timeout(Some(Duration::from_secs(6)), wall_time).unwrap_err().kind(), ErrorKind::Denied);
         let wide = Bounds { max_timeout: Some(Duration::from_secs(600)), ..Bounds::default() };
-        assert_eq!(wide.timeout(Some(Duration::from_secs(61)), wall).unwrap_err().kind(), ErrorKind::Denied);
-        assert_eq!(Bounds::default().timeout(None, wall).unwrap(), wall);
-        assert!(Bounds::default().timeout(Some(Duration::from_secs(61)), wall).is_err());
+        assert_eq!(wide.timeout(Some(Duration::from_secs(61)), wall_time).unwrap_err().kind(), ErrorKind::Denied);
+        assert_eq!(Bounds::default().timeout(None, wall_time).unwrap(), wall_time);
+        assert!(Bounds::default().timeout(Some(Duration::from_secs(61)), wall_time).is_err());
         assert!(bounds.output(Some(ByteSize::from_mebibytes(2))).is_err());
         assert!(bounds.code(&"x".repeat(2 << 20)).is_err());
         assert!(Bounds { max_output: ByteSize::from_mebibytes(1024), ..Bounds::default() }.validate().is_err());

@@ -108,7 +108,7 @@ impl Executor {
         job: Job<'_>,
         cancelled: impl Future<Output = T>,
     ) -> Result<Started<T>> {
-        let place = BackendProfile::of(backend);
+        let profile = BackendProfile::of(backend);
         let start = async |admitted: &mut AdmittedJob| {
             let redactor = admitted.redactor.clone();
             // The log must follow the network before a program uses it.
@@ -118,19 +118,19 @@ impl Executor {
                 return Ok((self.record_network_without(sandbox, redactor).await?, handle));
             }
             let sandbox = self.record_network_without(backend.create(spec.clone()).await?, redactor).await?;
-            match admitted.start(self, &place, &*sandbox).await {
+            match admitted.start(self, &profile, &*sandbox).await {
                 Ok(handle) => Ok((sandbox, handle)),
                 Err(error) => Err(error.with_failed_close(sandbox.close().await)),
             }
         };
-        self.admit_job(&place, spec, job).await?.started(self, cancelled, start).await
+        self.admit_job(&profile, spec, job).await?.started(self, cancelled, start).await
     }
 
     /// Starts a program like [`Self::start`], in the sandbox that `create` returns. `create` is polled only if the
     /// program may run.
     pub async fn start_in<T>(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         job: Job<'_>,
         cancelled: impl Future<Output = T>,
@@ -138,13 +138,13 @@ impl Executor {
     ) -> Result<Started<T>> {
         let start = async |admitted: &mut AdmittedJob| {
             let sandbox = create.await?;
-            let handle = admitted.start(self, place, &*sandbox).await?;
+            let handle = admitted.start(self, profile, &*sandbox).await?;
             Ok((sandbox, handle))
         };
-        self.admit_job(place, spec, job).await?.started(self, cancelled, start).await
+        self.admit_job(profile, spec, job).await?.started(self, cancelled, start).await
     }
 
-    async fn admit_job(&self, place: &BackendProfile, spec: &Spec, job: Job<'_>) -> Result<AdmittedJob> {
+    async fn admit_job(&self, profile: &BackendProfile, spec: &Spec, job: Job<'_>) -> Result<AdmittedJob> {
         let Job { exec, code, secrets, oversight, checked_version, on_screened } = job;
         let redactor = self.redactor(code.as_ref().map_or(&secrets, |code| &code.secrets))?;
         if oversight == Oversight::Analysis {
@@ -155,8 +155,8 @@ impl Executor {
         }
         let wrapped = code.as_ref().is_some_and(|code| code.results == Want::Yes);
         let call = match code {
-            Some(code) => self.begin(place, spec, code).await?,
-            None => self.begin_command(place, spec, exec.clone(), secrets).await?,
+            Some(code) => self.begin(profile, spec, code).await?,
+            None => self.begin_command(profile, spec, exec.clone(), secrets).await?,
         };
         let exec = match wrapped {
             true => call.exec.to_builder().stdin(exec.stdin().clone()).build(),
@@ -190,7 +190,7 @@ impl AdmittedJob {
     async fn start(
         &mut self,
         executor: &Executor,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
     ) -> Result<ExecHandle> {
         if let Some(call) = &mut self.call {
@@ -198,7 +198,7 @@ impl AdmittedJob {
         }
         match (self.call.as_mut().filter(|call| call.lists_files()), &self.checked_version) {
             (Some(call), _) => call.prepare(sandbox).await?,
-            (None, Some(language)) => drop(executor.detect(place, sandbox, language).await?),
+            (None, Some(language)) => drop(executor.detect(profile, sandbox, language).await?),
             (None, None) => {}
         }
         sandbox.start(self.exec.clone()).await

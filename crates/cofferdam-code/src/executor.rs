@@ -101,17 +101,17 @@ impl Executor {
     /// - a mandatory audit log cannot be written (`Unavailable`).
     pub async fn execute(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
     ) -> Result<CodeResult> {
-        self.execute_live(place, sandbox, request, &|_| {}).await
+        self.execute_live(profile, sandbox, request, &|_| {}).await
     }
 
     /// Runs code like [`Self::execute`], and calls `on_output` for output as it arrives.
     pub async fn execute_live(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         on_output: OnOutput<'_>,
@@ -121,7 +121,7 @@ impl Executor {
                 on_output(chunk);
             }
         };
-        let call = self.begin(place, sandbox.spec(), request).await?;
+        let call = self.begin(profile, sandbox.spec(), request).await?;
         self.run_call(sandbox, call, &on_event).await
     }
 
@@ -129,12 +129,12 @@ impl Executor {
     /// the usual bound.
     pub(crate) async fn execute_to_the_end(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         on_event: OnEvent<'_>,
     ) -> Result<CodeResult> {
-        let mut call = self.begin(place, sandbox.spec(), request).await?;
+        let mut call = self.begin(profile, sandbox.spec(), request).await?;
         match call.exec.to_builder().max_output(MAX_OUTPUT).output_buffer(FULL_OUTPUT_BUFFER).build() {
             Ok(exec) => call.exec = exec,
             Err(error) => return Err(call.not_started(error).await),
@@ -172,36 +172,36 @@ impl Executor {
     /// - `Unavailable` if it is too old.
     pub async fn detect(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         language: &str,
     ) -> Result<Option<String>> {
         let known = self.0.config.languages.by_name(language)?;
-        let version = self.0.versions.ask(place, sandbox, language, known).await?;
+        let version = self.0.versions.ask(profile, sandbox, language, known).await?;
         Ok(version.map(|version| version.to_string()))
     }
 
     /// Performs all steps before the start: bounds, audit record, static analysis.
-    pub(crate) async fn begin(&self, place: &BackendProfile, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
+    pub(crate) async fn begin(&self, profile: &BackendProfile, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
         let Inner { config, .. } = &*self.0;
         let language = config.languages.by_name(&request.language)?.clone();
         config.bounds.code(&request.code)?;
         let timeout = config.bounds.timeout(request.timeout, spec.limits().wall_time)?;
         let max_output = config.bounds.output(request.max_output)?;
         (request.timeout, request.max_output) = (Some(timeout), Some(max_output));
-        let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
+        let version = self.0.versions.known(profile, spec, &request.language).map(|version| version.to_string());
         let id = random_id()?;
         let program = Program::code(request.code.as_bytes());
-        let mut entry = self.entry(&id, place, spec, &request, program, version.as_deref()).await?;
+        let mut entry = self.entry(&id, profile, spec, &request, program, version.as_deref()).await?;
         let screened = self.screen(&mut entry, &language, &request.code).await?;
         let channel = match request.results {
-            Want::Yes if language.results() != Results::None => Channel::choose(place, spec, &self.0.own_files)?,
+            Want::Yes if language.results() != Results::None => Channel::choose(profile, spec, &self.0.own_files)?,
             _ => None,
         };
         let exec = exec_request(&language, &request, channel.as_ref(), config.bounds.max_results)?;
         Ok(Call {
             executor: self.clone(),
-            place: place.clone(),
+            profile: profile.clone(),
             id,
             name: request.language,
             language,
@@ -229,7 +229,7 @@ impl Executor {
     /// result is its exit. Values of variables in `secrets` are removed from artifacts.
     pub(crate) async fn begin_command(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         exec: ExecRequest,
         secrets: Secrets,
@@ -243,10 +243,10 @@ impl Executor {
         let mut request = CodeRequest::new("", command_text(exec.command())).timeout(timeout);
         (request.max_output, request.secrets) = (Some(exec.max_output()), secrets);
         let id = random_id()?;
-        let entry = self.entry(&id, place, spec, &request, Program::command(words), None).await?;
+        let entry = self.entry(&id, profile, spec, &request, Program::command(words), None).await?;
         Ok(Call {
             executor: self.clone(),
-            place: place.clone(),
+            profile: profile.clone(),
             id,
             name: String::new(),
             language: Language::default(),
@@ -267,14 +267,14 @@ impl Executor {
     pub(crate) async fn entry(
         &self,
         id: &str,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         request: &CodeRequest,
         program: Program,
         version: Option<&str>,
     ) -> Result<Option<Entry>> {
         match &self.0.audit {
-            Some(audit) => audit.begin(id, place, spec, request, program, version).await.map(Some),
+            Some(audit) => audit.begin(id, profile, spec, request, program, version).await.map(Some),
             None => Ok(None),
         }
     }
@@ -301,7 +301,7 @@ impl Executor {
 /// Code that is ready to start. If it is dropped, its audit record ends as cancelled.
 pub(crate) struct Call {
     executor: Executor,
-    place: BackendProfile,
+    profile: BackendProfile,
     id: String,
     name: String,
     language: Language,
@@ -338,8 +338,8 @@ impl Call {
         self.denied = sandbox.network_denials();
         let self_reported = self.language.results() != Results::None && self.language.least_version.is_none();
         if self.version.is_none() && !self_reported {
-            let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
-            self.version = asked.map(|version| version.to_string());
+            let version = inner.versions.ask(&self.profile, sandbox, &self.name, &self.language).await?;
+            self.version = version.map(|version| version.to_string());
         }
         if self.lists_files() {
             self.before = Some(files::scan(sandbox, &inner.config.bounds, &inner.own_files).await);
@@ -379,7 +379,7 @@ impl Call {
         let own = (&*self.executor.0.own_files, self.channel.as_ref().and_then(Channel::path));
         let files = files::compare(sandbox, &config.bounds, self.before.take(), self.contents, own).await;
         let version = self.version.take().or(taken.version);
-        let meta = meta(&self.place, sandbox, &self.language, version, self.timeout, self.max_output);
+        let meta = meta(&self.profile, sandbox, &self.language, version, self.timeout, self.max_output);
         let result = CodeResult {
             id: self.id.clone(),
             language: self.name.clone(),
@@ -433,7 +433,7 @@ pub(crate) fn result(exit: Exit, stdout: Bytes, stderr: Bytes, meta: Meta) -> Co
 }
 
 pub(crate) fn meta(
-    place: &BackendProfile,
+    profile: &BackendProfile,
     sandbox: &dyn Sandbox,
     language: &Language,
     version: Option<String>,
@@ -441,8 +441,8 @@ pub(crate) fn meta(
     max_output: ByteSize,
 ) -> Meta {
     Meta {
-        backend: place.backend.clone(),
-        level: place.level,
+        backend: profile.backend.clone(),
+        level: profile.level,
         sandbox: sandbox.id().clone(),
         tenant: sandbox.spec().tenant().clone(),
         runtime: runtime::describe(language, version),
@@ -497,16 +497,16 @@ fn exec_request(
 
 /// Collects output up to the maximum, and passes all events to `on_event`.
 async fn collect(handle: ExecHandle, max: ByteSize, on_event: OnEvent<'_>) -> Result<Completed> {
-    let (mut output, mut kept) = (handle.output(), OutputPrefix::new(max.as_bytes()));
+    let (mut output, mut prefix) = (handle.output(), OutputPrefix::new(max.as_bytes()));
     while let Some(event) = output.next().await {
         on_event(&event);
-        kept.put(&event);
+        prefix.put(&event);
         // A program that never stops writing must not starve other tasks.
         tokio::task::consume_budget().await;
     }
     let mut exit = handle.exit().await?;
-    exit.truncated |= kept.cut;
-    Ok(kept.completed(exit))
+    exit.truncated |= prefix.cut;
+    Ok(prefix.completed(exit))
 }
 
 /// The path of results out of the sandbox: a file in the workspace, or else a temporary file that another exec prints.
@@ -520,8 +520,8 @@ pub(crate) enum Channel {
 
 impl Channel {
     /// Chooses a channel for one call. Returns `None` if the backend supports none.
-    pub(crate) fn choose(place: &BackendProfile, spec: &Spec, own: &Arc<OwnFiles>) -> Result<Option<Self>> {
-        let has = |capability| place.capabilities.contains(&capability);
+    pub(crate) fn choose(profile: &BackendProfile, spec: &Spec, own: &Arc<OwnFiles>) -> Result<Option<Self>> {
+        let has = |capability| profile.capabilities.contains(&capability);
         let id = random_id()?;
         let writable = spec.workspace().access() == Access::ReadWrite;
         if writable && has(Capability::Files) {

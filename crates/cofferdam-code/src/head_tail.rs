@@ -138,26 +138,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parts(kept: HeadTailBuffer) -> (Vec<u8>, u64, Vec<u8>) {
-        let HeadTail { head, between, tail } = kept.head_tail();
+    fn parts(buffer: HeadTailBuffer) -> (Vec<u8>, u64, Vec<u8>) {
+        let HeadTail { head, between, tail } = buffer.head_tail();
         (head, between, tail)
     }
 
-    fn kept(max: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
-        let mut kept = HeadTailBuffer::new(4 * max);
-        pieces.iter().for_each(|piece| kept.take(piece));
-        parts(kept)
+    fn parts_of(max: usize, pieces: &[&[u8]]) -> (Vec<u8>, u64, Vec<u8>) {
+        let mut buffer = HeadTailBuffer::new(4 * max);
+        pieces.iter().for_each(|piece| buffer.take(piece));
+        parts(buffer)
     }
 
     #[test]
     fn both_ends_are_kept_and_the_omitted_middle_is_counted() {
-        assert_eq!(kept(1, &[b"abcdefgh"]), (b"abcdefgh".to_vec(), 0, vec![]));
-        assert_eq!(kept(1, &[b"abcdefghij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
-        assert_eq!(kept(1, &[b"ab", b"cdefgh", b"ij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
+        assert_eq!(parts_of(1, &[b"abcdefgh"]), (b"abcdefgh".to_vec(), 0, vec![]));
+        assert_eq!(parts_of(1, &[b"abcdefghij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
+        assert_eq!(parts_of(1, &[b"ab", b"cdefgh", b"ij"]), (b"abcd".to_vec(), 2, b"ghij".to_vec()));
         let long = "\u{e9}".repeat(1000);
         let odd = format!("a{long}b");
         for text in [&long, &odd] {
-            let (head, between, tail) = kept(3, &[text.as_bytes()]);
+            let (head, between, tail) = parts_of(3, &[text.as_bytes()]);
             let (head, tail) = (String::from_utf8(head).expect("text"), String::from_utf8(tail).expect("text"));
             assert!(text.starts_with(&head) && text.ends_with(&tail));
             assert_eq!(
@@ -195,8 +195,8 @@ mod tests {
                 from = cut;
             }
             pieces.push(&bytes[from..]);
-            let (head, between, tail) = kept(max, &pieces);
-            prop_assert_eq!((head.clone(), between, tail.clone()), kept(max, &[bytes]));
+            let (head, between, tail) = parts_of(max, &pieces);
+            prop_assert_eq!((head.clone(), between, tail.clone()), parts_of(max, &[bytes]));
             prop_assert!(bytes.starts_with(&head) && bytes.ends_with(&tail));
             let (head, tail) = (String::from_utf8(head).expect("text"), String::from_utf8(tail).expect("text"));
             prop_assert_eq!(head.chars().count() as u64 + between + tail.chars().count() as u64, text.chars().count() as u64);

@@ -80,7 +80,7 @@ fn bad_languages_are_refused() {
 }
 
 #[test]
-fn a_compiler_gets_its_places() {
+fn command_of_a_compiler_has_its_paths() {
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
     let c = Language {
         interpreter: words(&["cc", "-DX='a b'", "-o", "{program}", "{file}"]),

@@ -32,7 +32,7 @@ impl Executor {
     /// and of the end of each stream.
     pub async fn run_line(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         mut request: CodeRequest,
         keep: usize,
@@ -47,7 +47,7 @@ impl Executor {
         let word = format!("{BEFORE}{marker} ").into_bytes();
         let shown = |chunk: &Chunk| on_output(&without(chunk, &word));
         let (mut result, mut ends) =
-            self.execute_head_tail(place, sandbox, request, keep.saturating_add(MAX_REPORT), &shown).await?;
+            self.execute_head_tail(profile, sandbox, request, keep.saturating_add(MAX_REPORT), &shown).await?;
         // The report goes to the final standard error of the line, which may be its standard output.
         for data in [&mut result.stdout, &mut result.stderr] {
             let mut bytes = data.bytes().to_vec();
@@ -70,7 +70,7 @@ impl Executor {
     /// and standard error, whatever their length.
     pub async fn execute_head_tail(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         request: CodeRequest,
         keep: usize,
@@ -83,7 +83,7 @@ impl Executor {
             }
             collector.take(event);
         };
-        let result = self.execute_to_the_end(place, sandbox, request, &on_event).await?;
+        let result = self.execute_to_the_end(profile, sandbox, request, &on_event).await?;
         Ok((result, collector.head_tail()))
     }
 }
@@ -106,7 +106,7 @@ impl HeadTailCollector {
     }
 
     pub(crate) fn head_tail(self) -> [HeadTail; 2] {
-        self.0.map(|kept| kept.into_inner().head_tail())
+        self.0.map(|buffer| buffer.into_inner().head_tail())
     }
 }
 

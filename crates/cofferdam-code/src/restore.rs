@@ -48,14 +48,14 @@ impl Executor {
     /// - `Unavailable` if the log is mandatory and cannot be written. The sandbox is then not created, or closed.
     pub async fn restore<T>(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         origin: Origin,
         create: impl Future<Output = Result<(Arc<dyn Sandbox>, T)>>,
     ) -> Result<(Arc<dyn Sandbox>, T)> {
         let program = Program { of: ProgramKind::Snapshot, sha256: origin.digest, bytes: 0 };
         let request = CodeRequest::new("", "").timeout(spec.limits().wall_time);
-        let entry = self.entry(&random_id()?, place, spec, &request, program, None).await?;
+        let entry = self.entry(&random_id()?, profile, spec, &request, program, None).await?;
         let begun = Instant::now();
         let created = match create.await {
             Ok((sandbox, other)) => self.record_network(sandbox).await.map(|sandbox| (sandbox, other)),
@@ -69,15 +69,15 @@ impl Executor {
                 return Err(error);
             }
         };
-        let made = RestoredSandbox {
+        let restored = RestoredSandbox {
             sandbox: sandbox.id().clone(),
             from: origin.from,
             // Only the state of a VM contains running programs.
-            programs: place.level == Level::Vm,
+            programs: profile.level == Level::Vm,
             posture: posture_digest(sandbox.posture()),
             duration: begun.elapsed(),
         };
-        if let Err(error) = entry.made(made).await {
+        if let Err(error) = entry.restored(restored).await {
             // The error of the log takes precedence over one of closing.
             let _ = sandbox.close().await;
             return Err(error);

@@ -20,9 +20,9 @@ pub struct Versions(Mutex<HashMap<String, Arc<str>>>);
 
 impl Versions {
     /// Returns the version if it is known.
-    pub fn known(&self, place: &BackendProfile, spec: &Spec, name: &str) -> Option<Arc<str>> {
+    pub fn known(&self, profile: &BackendProfile, spec: &Spec, name: &str) -> Option<Arc<str>> {
         let known = self.0.lock();
-        known.get(&key(place, spec, name)).cloned()
+        known.get(&key(profile, spec, name)).cloned()
     }
 
     /// Returns the version of a language's interpreter. Queries the sandbox if the version is unknown. Returns `None`
@@ -33,15 +33,15 @@ impl Versions {
     /// - `Unavailable` if it is too old.
     pub async fn ask(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &dyn Sandbox,
         name: &str,
         language: &Language,
     ) -> Result<Option<Arc<str>>> {
-        if language.version.is_empty() || !place.capabilities.contains(&Capability::UnixPrograms) {
+        if language.version.is_empty() || !profile.capabilities.contains(&Capability::UnixPrograms) {
             return Ok(None);
         }
-        if let Some(known) = self.known(place, sandbox.spec(), name) {
+        if let Some(known) = self.known(profile, sandbox.spec(), name) {
             return Ok(Some(known));
         }
         let request = ExecRequest::argv(language.version.clone())
@@ -60,7 +60,7 @@ impl Versions {
         if known.len() >= MAX_KNOWN {
             known.clear();
         }
-        known.insert(key(place, sandbox.spec(), name), Arc::clone(&version));
+        known.insert(key(profile, sandbox.spec(), name), Arc::clone(&version));
         Ok(Some(version))
     }
 }
@@ -86,8 +86,8 @@ pub fn at_least(
 }
 
 /// Returns the key of a kind of sandbox: those with the same backend and root have the same interpreters.
-fn key(place: &BackendProfile, spec: &Spec, name: &str) -> String {
-    format!("{}\0{:?}\0{name}", place.backend, spec.root())
+fn key(profile: &BackendProfile, spec: &Spec, name: &str) -> String {
+    format!("{}\0{:?}\0{name}", profile.backend, spec.root())
 }
 
 /// Returns the first word that looks like a version in the output of a program.

@@ -33,7 +33,7 @@ impl Default for ScreeningConfig {
 pub enum Verdict {
     /// The code runs, with the findings if it was analyzed.
     Runs(Option<Screened>),
-    /// The code does not run. The reason for the log names rules and places, and nothing of the code.
+    /// The code does not run. The reason for the log names rules and locations, and nothing of the code.
     Refused { error: Error, reason: String },
 }
 

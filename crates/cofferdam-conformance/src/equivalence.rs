@@ -152,8 +152,8 @@ async fn listing(sandbox: &Arc<dyn Sandbox>) -> Result<Vec<String>, ErrorKind> {
     Ok(entries.into_iter().map(|entry| entry.name).collect())
 }
 
-fn outcome(made: &Result<Arc<dyn Sandbox>>) -> String {
-    made.as_ref().map_or_else(ToString::to_string, |sandbox| format!("created {}", sandbox.id()))
+fn outcome(created: &Result<Arc<dyn Sandbox>>) -> String {
+    created.as_ref().map_or_else(ToString::to_string, |sandbox| format!("created {}", sandbox.id()))
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, one: &T, other: &T) -> Result<(), String> {

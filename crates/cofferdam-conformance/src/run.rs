@@ -34,12 +34,12 @@ pub async fn run(target: &Target, options: &Options) -> Report {
     let mut waiting = chosen.into_iter().enumerate();
     loop {
         while running.len() < options.parallelism.max(1) {
-            let Some((place, case)) = waiting.next() else { break };
+            let Some((index, case)) = waiting.next() else { break };
             let (target, options) = (target.clone(), options.clone());
-            running.spawn(async move { (place, run_case(case, &target, &options).await) });
+            running.spawn(async move { (index, run_case(case, &target, &options).await) });
         }
         match running.join_next().await {
-            Some(Ok((place, result))) => results[place] = Some(result),
+            Some(Ok((index, result))) => results[index] = Some(result),
             // `run_case` catches panics, and the suite's tasks are cancelled only with the runtime.
             Some(Err(_)) => {}
             None => break,

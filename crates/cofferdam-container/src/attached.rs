@@ -97,8 +97,8 @@ mod tests {
     async fn streams_are_separate_and_stderr_is_bounded() {
         let out = |text: &'static str| LogOutput::StdOut { message: Bytes::from_static(text.as_bytes()) };
         let err = |text: Vec<u8>| LogOutput::StdErr { message: text.into() };
-        let given = [out("one "), err(b"oh\x1b no ".to_vec()), out(""), err(vec![b'x'; 10_000]), out("two")];
-        let (mut reader, stderr) = Reader::new(Box::pin(Given(given.into())));
+        let chunks = [out("one "), err(b"oh\x1b no ".to_vec()), out(""), err(vec![b'x'; 10_000]), out("two")];
+        let (mut reader, stderr) = Reader::new(Box::pin(Given(chunks.into())));
         let mut text = String::new();
         reader.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "one two");

@@ -116,7 +116,7 @@ impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
-            Self::Tcp(place) => write!(f, "tcp://{place}"),
+            Self::Tcp(address) => write!(f, "tcp://{address}"),
         }
     }
 }
@@ -195,11 +195,11 @@ fn parse_host(text: &str) -> Result<Address> {
             Err(bad("use an absolute path of a socket: unix:///path/to/docker.sock"))
         };
     }
-    if let Some(place) = text.strip_prefix("tcp://").or_else(|| text.strip_prefix("http://")) {
-        let place = place.trim_end_matches('/');
-        let port = place.rsplit_once(':').map(|(host, port)| (!host.is_empty(), port.parse::<u16>().is_ok()));
+    if let Some(address) = text.strip_prefix("tcp://").or_else(|| text.strip_prefix("http://")) {
+        let address = address.trim_end_matches('/');
+        let port = address.rsplit_once(':').map(|(host, port)| (!host.is_empty(), port.parse::<u16>().is_ok()));
         return match port {
-            Some((true, true)) if !place.contains(['/', '@', '?', '#', ' ']) => Ok(Address::Tcp(place.to_owned())),
+            Some((true, true)) if !address.contains(['/', '@', '?', '#', ' ']) => Ok(Address::Tcp(address.to_owned())),
             _ => Err(bad("use tcp://host:port")),
         };
     }
@@ -219,13 +219,13 @@ mod tests {
 
     #[test]
     fn an_address_that_is_given_is_the_only_one() {
-        for (given, address) in [
+        for (host, address) in [
             ("unix:///x/d.sock", "unix:///x/d.sock"),
             ("/x/d.sock", "unix:///x/d.sock"),
             ("tcp://localhost:2375", "tcp://localhost:2375"),
             ("tcp://[::1]:2375/", "tcp://[::1]:2375"),
         ] {
-            let config = ContainerConfig { host: Some(given.to_owned()), ..ContainerConfig::default() };
+            let config = ContainerConfig { host: Some(host.to_owned()), ..ContainerConfig::default() };
             assert_eq!(addresses(config), [address]);
         }
     }

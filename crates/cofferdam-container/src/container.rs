@@ -253,7 +253,7 @@ impl Container {
         let (since, until) = (now.saturating_sub(60).to_string(), (now + OOM_EVENT_SECONDS).to_string());
         let options = EventsOptionsBuilder::default().since(&since).until(&until).filters(&filters).build();
         let mut events = Box::pin(self.engine.docker.events(Some(options)));
-        let (mut cause, mut asked) = (None, false);
+        let (mut cause, mut requested) = (None, false);
         let reading = async {
             while let Some(Ok(event)) = next(&mut events).await {
                 let attribute = |name: &str| event.actor.as_ref()?.attributes.as_ref()?.get(name).map(String::as_str);
@@ -263,19 +263,19 @@ impl Container {
                         break;
                     }
                     // A client of the engine sent SIGKILL.
-                    Some("kill") => asked |= matches!(attribute("signal"), Some("9" | "KILL" | "SIGKILL")),
+                    Some("kill") => requested |= matches!(attribute("signal"), Some("9" | "KILL" | "SIGKILL")),
                     Some("die" | "died") => {
                         let code = attribute("exitCode").and_then(|code| code.parse().ok());
                         cause = code.map(Cause::Ended).or(cause);
-                        if oom_killed && !asked && cause == Some(Cause::Ended(KILLED)) {
+                        if oom_killed && !requested && cause == Some(Cause::Ended(KILLED)) {
                             cause = Some(Cause::Memory);
                         }
                         // A separate component of the engine reports an OOM kill, possibly after the end.
-                        if asked || cause.is_some_and(|cause| cause != Cause::Ended(KILLED)) {
+                        if requested || cause.is_some_and(|cause| cause != Cause::Ended(KILLED)) {
                             break;
                         }
                     }
-                    Some("destroy" | "remove") if asked || cause.is_none() => break,
+                    Some("destroy" | "remove") if requested || cause.is_none() => break,
                     _ => {}
                 }
             }

@@ -86,9 +86,9 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
     vec![engine, api, storage, cgroups, swap, filter, root]
 }
 
-fn runtimes(facts: &Facts, asked: Option<&str>) -> Finding {
+fn runtimes(facts: &Facts, requested: Option<&str>) -> Finding {
     let default = if facts.default_runtime.is_empty() { "the engine's default" } else { &facts.default_runtime };
-    let used = asked.unwrap_or(default);
+    let used = requested.unwrap_or(default);
     let known =
         if facts.runtimes.is_empty() { String::new() } else { format!("; it has {}", facts.runtimes.join(", ")) };
     Finding::new("runtimes", FindingState::Ok, format!("{used} is used{known}"), None)

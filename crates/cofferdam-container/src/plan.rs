@@ -111,13 +111,13 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns true if a container that was created by this plan can be changed to match another one.
-    pub(crate) fn can_become(&self, asked: &Self, changeable: Changeable) -> bool {
-        let Adjustable { memory, pids, cpus, cpu_time } = &asked.adjustable;
+    pub(crate) fn can_become(&self, requested: &Self, changeable: Changeable) -> bool {
+        let Adjustable { memory, pids, cpus, cpu_time } = &requested.adjustable;
         let prepared = &self.adjustable;
         // An existing limit can be changed, but none can be added or removed.
         let bound = |same: bool, both: bool| same || (changeable.bounds && both);
-        matches!(asked.built_in.workspace, Workspace::Private { .. })
-            && self.built_in == asked.built_in
+        matches!(requested.built_in.workspace, Workspace::Private { .. })
+            && self.built_in == requested.built_in
             && (cpu_time == &prepared.cpu_time || changeable.cpu_time)
             && bound(memory == &prepared.memory, memory.is_some() && prepared.memory.is_some())
             && bound(pids == &prepared.pids, pids.is_some() && prepared.pids.is_some())

@@ -58,7 +58,7 @@ fn not_probed(mut item: PostureItem) -> PostureItem {
     item
 }
 
-fn not_asked(protection: Protection, mechanism: impl Into<String>) -> PostureItem {
+fn not_requested(protection: Protection, mechanism: impl Into<String>) -> PostureItem {
     PostureItem {
         protection,
         state: ProtectionState::NotAsked,
@@ -94,7 +94,7 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
             return row(protection, first, format!("a kernel of its own (Linux {kernel}), not the host's"));
         }
         if protection == Protection::CgroupNamespace && !measured.facts.has_cgroup_namespaces() {
-            return not_asked(
+            return not_requested(
                 protection,
                 "this engine has no cgroup namespaces; only the sandbox's own control groups are visible, read-only",
             );
@@ -116,7 +116,7 @@ fn user_namespace(measured: &Measured<'_>) -> PostureItem {
         [] => row(name, false, "the user mapping could not be read"),
         map if map.iter().all(|[inside, outside, _]| inside == outside) => {
             let (uid, _) = measured.user;
-            not_asked(
+            not_requested(
                 name,
                 format!("the engine does not remap users: user {uid} inside is user {uid} of the host, and not root"),
             )
@@ -234,10 +234,13 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
             "private tmpfs, read-only for guests by Landlock, filled by the file API",
         ),
     };
-    let (held, asked) = (held_mounts(measured), measured.spec.mounts().len());
-    let others =
-        if asked == 0 { String::new() } else { format!("; {held} of {asked} mounts have the requested access") };
-    let item = row(Protection::Workspace, holds && held == asked, format!("{mechanism}{others}"));
+    let (held, requested) = (held_mounts(measured), measured.spec.mounts().len());
+    let others = if requested == 0 {
+        String::new()
+    } else {
+        format!("; {held} of {requested} mounts have the requested access")
+    };
+    let item = row(Protection::Workspace, holds && held == requested, format!("{mechanism}{others}"));
     with_remedy(
         item,
         "a private read-only workspace needs Landlock: use another runtime or kernel, or mount a host directory read-only",
@@ -276,7 +279,7 @@ fn landlock(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let abi = evidence.landlock_abi;
     if let (0, Some(kernel)) = (abi, measured.own_kernel()) {
-        return not_asked(Protection::Landlock, format!("the sandbox's own kernel (Linux {kernel}) has none"));
+        return not_requested(Protection::Landlock, format!("the sandbox's own kernel (Linux {kernel}) has none"));
     }
     let mechanism = match (abi, evidence.landlock) {
         (0, _) => "the kernel has no Landlock, or it is disabled".to_owned(),
@@ -290,7 +293,7 @@ fn landlock(measured: &Measured<'_>) -> PostureItem {
 fn user(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let (uid, gid) = measured.user;
-    let only = |found: &[u32], asked: u32| !found.is_empty() && found.iter().all(|id| *id == asked && *id != 0);
+    let only = |found: &[u32], requested: u32| !found.is_empty() && found.iter().all(|id| *id == requested && *id != 0);
     let groups = evidence.groups.as_ref().is_some_and(|groups| groups.iter().all(|group| *group == gid));
     let holds = only(&evidence.uids, uid) && only(&evidence.gids, gid) && groups;
     let further = evidence.groups.as_ref().map_or("unknown".to_owned(), |groups| format!("{groups:?}"));
@@ -307,15 +310,18 @@ fn user(measured: &Measured<'_>) -> PostureItem {
 fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     let limits = measured.spec.limits();
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-    let unlimited = |protection| not_asked(protection, "no limit asked for");
+    let unlimited = |protection| not_requested(protection, "no limit asked for");
     let timer = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
     vec![
-        memory.map_or_else(|| unlimited(Protection::Memory), |asked| self::memory(measured, asked)),
-        cpu_time.map_or_else(|| unlimited(Protection::CpuTime), |asked| cpu_time_row(measured, asked.as_secs_f64())),
+        memory.map_or_else(|| unlimited(Protection::Memory), |requested| self::memory(measured, requested)),
+        cpu_time.map_or_else(
+            || unlimited(Protection::CpuTime),
+            |requested| cpu_time_row(measured, requested.as_secs_f64()),
+        ),
         cpus.map_or_else(
             || unlimited(Protection::Cpus),
-            |asked| {
-                let millis = u64::from(asked.as_millis());
+            |requested| {
+                let millis = u64::from(requested.as_millis());
                 let bounds = &measured.evidence.bounds;
                 if bounds.version > 0 {
                     let found = bounds.cpu_millis;
@@ -323,31 +329,35 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                     let holds = found.is_some_and(|found| found <= millis.max(10));
                     return row(Protection::Cpus, holds, format!("cgroup v{} CPU quota of {shown}", bounds.version));
                 }
-                let holds = measured.engine_limits.cpu_quota.is_some_and(|found| found > 0 && found <= quota(asked));
+                let holds =
+                    measured.engine_limits.cpu_quota.is_some_and(|found| found > 0 && found <= quota(requested));
                 not_probed(row(
                     Protection::Cpus,
                     holds,
-                    format!("the engine's CPU quota of {asked} processors around the sandbox"),
+                    format!("the engine's CPU quota of {requested} processors around the sandbox"),
                 ))
             },
         ),
         with_processes(
-            pids.map_or_else(|| unlimited(Protection::Processes), |asked| self::processes(measured, u64::from(asked))),
+            pids.map_or_else(
+                || unlimited(Protection::Processes),
+                |requested| self::processes(measured, u64::from(requested)),
+            ),
             *processes,
             measured.quotas,
         ),
-        disk.map_or_else(|| unlimited(Protection::Disk), |asked| self::disk(measured, asked)),
+        disk.map_or_else(|| unlimited(Protection::Disk), |requested| self::disk(measured, requested)),
         not_probed(row(Protection::WallTime, true, timer)),
     ]
 }
 
 /// Returns true if a limit is at most the requested one, and close to it. The kernel rounds down to whole pages.
-fn close_to(value: Option<u64>, asked: u64) -> bool {
-    value.is_some_and(|value| value <= asked && asked - value < 65_536)
+fn close_to(value: Option<u64>, requested: u64) -> bool {
+    value.is_some_and(|value| value <= requested && requested - value < 65_536)
 }
 
-fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
-    let (bytes, bounds) = (asked.as_bytes(), &measured.evidence.bounds);
+fn memory(measured: &Measured<'_>, requested: ByteSize) -> PostureItem {
+    let (bytes, bounds) = (requested.as_bytes(), &measured.evidence.bounds);
     if bounds.version > 0 {
         let swap = match bounds.swap {
             Some(0) => "no swap".to_owned(),
@@ -397,8 +407,8 @@ fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
 }
 
 /// Adds the limit on processes, which the agent enforces, to the row of the limit on tasks.
-fn with_processes(mut item: PostureItem, asked: Option<u32>, quotas: bool) -> PostureItem {
-    let Some(asked) = asked else { return item };
+fn with_processes(mut item: PostureItem, requested: Option<u32>, quotas: bool) -> PostureItem {
+    let Some(requested) = requested else { return item };
     if !quotas {
         item.state = ProtectionState::WeakerThanRequired;
         item.mechanism.push_str("; processes are not counted separately from threads");
@@ -406,7 +416,7 @@ fn with_processes(mut item: PostureItem, asked: Option<u32>, quotas: bool) -> Po
             Some("use a runtime that shares the engine's kernel, such as runc, or ask for --pids alone".to_owned());
         return item;
     }
-    let counted = format!("at most {asked} processes, which the agent counts before a guest creates another one");
+    let counted = format!("at most {requested} processes, which the agent counts before a guest creates another one");
     if item.state == ProtectionState::NotAsked {
         return row(Protection::Processes, true, counted);
     }
@@ -414,10 +424,10 @@ fn with_processes(mut item: PostureItem, asked: Option<u32>, quotas: bool) -> Po
     item
 }
 
-fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
+fn processes(measured: &Measured<'_>, requested: u64) -> PostureItem {
     let bounds = &measured.evidence.bounds;
     if bounds.version > 0 {
-        let holds = bounds.tasks.is_some_and(|tasks| tasks <= asked + 1);
+        let holds = bounds.tasks.is_some_and(|tasks| tasks <= requested + 1);
         let found = bounds.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
         let item = row(
             Protection::Processes,
@@ -440,9 +450,9 @@ fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
     }
 }
 
-fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
+fn disk(measured: &Measured<'_>, requested: ByteSize) -> PostureItem {
     let workspace = measured.spec.workspace();
-    let sizes = DirectorySizes::of(Some(asked), workspace);
+    let sizes = DirectorySizes::of(Some(requested), workspace);
     let writable = [(WORKSPACE_PATH, sizes.workspace), ("/tmp", sizes.tmp), ("/dev/shm", sizes.shm)];
     let mounted = matches!(workspace, Workspace::HostDir { .. });
     let is_layered = matches!(workspace, Workspace::CopyOnWrite { .. });

@@ -76,14 +76,14 @@ impl PreparedSandbox for PreparedContainer {
     }
 }
 
-fn same_bounds(template: &Limits, asked: &Limits) -> bool {
-    (template.memory, template.pids, template.cpus) == (asked.memory, asked.pids, asked.cpus)
+fn same_bounds(template: &Limits, requested: &Limits) -> bool {
+    (template.memory, template.pids, template.cpus) == (requested.memory, requested.pids, requested.cpus)
 }
 
 /// Returns true if a container of `template` can be changed to match `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
     match (Plan::of(template), Plan::of(spec)) {
-        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, changeable),
+        (Ok(prepared), Ok(requested)) => prepared.can_become(&requested, changeable),
         _ => false,
     }
 }

@@ -182,25 +182,17 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// - The sandbox may end as soon as its command has ended. The caller must still close it.
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         request.validate()?;
-        let sandbox = self.create(spec).await?;
-        match sandbox.start(request).await {
-            Ok(handle) => Ok((sandbox, handle)),
-            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
-        }
+        self.create(spec).await?.start_or_close(request).await
     }
 
-    /// Creates a sandbox, runs one command in it and closes it.
+    /// Creates a sandbox, runs one command in it and closes it. By default this calls [`Self::start_one`].
     ///
     /// # Behavior
     /// - The sandbox is closed and nothing of it is left, even if the command cannot be started.
     /// - If both the command and the close fail, the command's error is returned, with the close's error as context.
     /// - Output is collected without loss up to the request's `max_output`.
     async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
-        request.validate()?;
-        let sandbox = self.create(spec).await?;
-        let result = sandbox.exec(request).await;
-        let posture = sandbox.posture().clone();
-        after_close(result.map(|completed| (completed, posture)), sandbox.close().await)
+        run_one(self, spec, request).await
     }
 
     /// Creates a sandbox from a snapshot of this backend, with the limits and policy of `spec`.
@@ -221,6 +213,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// - Rejects a template that [`Self::create`] would reject, with the same kind of error, and leaves nothing behind.
     /// - Runs no program of a request, and shares no file with any other sandbox.
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>>;
+}
+
+/// Runs one command as [`Backend::run`] does.
+pub(crate) async fn run_one<B: Backend + ?Sized>(
+    backend: &B,
+    spec: Spec,
+    request: ExecRequest,
+) -> Result<(Completed, Posture)> {
+    let request = request.to_builder().output_buffer(request.max_output()).build()?;
+    let (sandbox, handle) = backend.start_one(spec, request).await?;
+    let completed = collect(handle).await;
+    let posture = sandbox.posture().clone();
+    after_close(completed.map(|completed| (completed, posture)), sandbox.close().await)
 }
 
 /// The changes of a copy-on-write workspace.
@@ -505,6 +510,17 @@ impl dyn Sandbox {
             ));
         }
         Ok(data)
+    }
+
+    /// Starts the first command of a new sandbox. If it cannot be started, the sandbox is closed.
+    ///
+    /// # Errors
+    /// - Those of [`Sandbox::start`], with the error of a failed close as context.
+    pub async fn start_or_close(self: Arc<Self>, request: ExecRequest) -> Result<(Arc<Self>, ExecHandle)> {
+        match self.start(request).await {
+            Ok(handle) => Ok((self, handle)),
+            Err(error) => Err(error.with_failed_close(self.close().await)),
+        }
     }
 
     /// Writes `contents` to a file as [`Sandbox::write_file`] does. Returns the number of bytes written.

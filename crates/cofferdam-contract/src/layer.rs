@@ -1,7 +1,8 @@
-//! Layers around a sandbox.
+//! Layers around a backend and around a sandbox.
 //!
-//! A layer changes some calls of a sandbox. [`LayeredSandbox`] forwards all other calls to the inner sandbox, so that a
-//! layer contains its own behavior only.
+//! A layer changes some calls of a backend ([`BackendLayer`]) or of a sandbox ([`SandboxLayer`]). All other calls reach
+//! what is inside, so that a layer contains its own behavior only. Clippy refuses an implementation here that leaves a
+//! method of [`Backend`] or [`Sandbox`] to its default body, which would not reach what is inside.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +12,83 @@ use async_trait::async_trait;
 use tokio::io::AsyncWrite;
 
 use crate::{
-    Connection, CopyOut, CopyReport, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
-    NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
-    Spec, WatchEvents, WatchOptions, WorkspaceChanges,
+    Backend, Capabilities, Capability, Completed, Connection, CopyOut, CopyReport, DirEntry, Error, ExecHandle,
+    ExecRequest, FileReader, Level, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, NewEntry, Posture,
+    PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, WatchEvents, WatchOptions,
+    WorkspaceChanges, backend::run_one, collect,
 };
+
+/// A layer around a backend, which makes it a [`Backend`] itself.
+///
+/// Every sandbox comes from a method of the layer, so that none evades it. A layer prepares no sandboxes: one that the
+/// inner backend prepared would evade the layer when it is claimed. So pools are inside of layers.
+#[async_trait]
+pub trait BackendLayer: Send + Sync + fmt::Debug {
+    /// Returns the inner backend, which also has the name and the level that callers see.
+    fn inner(&self) -> &dyn Backend;
+
+    /// Returns the optional features that callers see: by default those of the inner backend without
+    /// [`Capability::Warm`].
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner().capabilities();
+        capabilities.remove(&Capability::Warm);
+        capabilities
+    }
+
+    /// Creates a sandbox.
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>>;
+
+    /// Creates a sandbox for a single command and starts the command. By default this calls [`Self::create`].
+    async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        request.validate()?;
+        self.create(spec).await?.start_or_close(request).await
+    }
+
+    /// Creates a sandbox from a snapshot.
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>>;
+
+    /// Prepares a sandbox. A layer that overrides this adds [`Capability::Warm`], and applies to the claimed sandbox.
+    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
+        let remedy = "create a sandbox, or prepare one with the inner backend";
+        Err(Error::unsupported("warm", "a layer around a backend prepares no sandboxes").with_remedy(remedy))
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+#[async_trait]
+impl<T: BackendLayer> Backend for T {
+    fn name(&self) -> &str {
+        self.inner().name()
+    }
+
+    fn level(&self) -> Level {
+        self.inner().level()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        BackendLayer::capabilities(self)
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        BackendLayer::create(self, spec).await
+    }
+
+    async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        BackendLayer::start_one(self, spec, request).await
+    }
+
+    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
+        run_one(self, spec, request).await
+    }
+
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        BackendLayer::restore(self, snapshot, spec).await
+    }
+
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
+        BackendLayer::prepare(self, spec).await
+    }
+}
 
 /// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
 pub type Permit<'a> = Option<Box<dyn Send + 'a>>;
@@ -91,6 +165,7 @@ impl<L: SandboxLayer> LayeredSandbox<L> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
     fn id(&self) -> &SandboxId {
@@ -132,6 +207,12 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         let _permit = self.layer.admit(Sharing::Shared).await;
         self.layer.start(&*self.inner, request).await
+    }
+
+    async fn exec(&self, request: ExecRequest) -> Result<Completed> {
+        // Through the start of the layer.
+        let request = request.to_builder().output_buffer(request.max_output()).build()?;
+        collect(self.start(request).await?).await
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {

@@ -8,7 +8,7 @@
 //! # Where to look
 //!
 //! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `prepared.rs` for prepared sandboxes, `handle.rs` for execs,
-//!   `layer.rs` for a layer around a sandbox.
+//!   `layer.rs` for layers around backends and sandboxes.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
 //! - Copies of files into and out of a workspace: `copy/`; the archives that carry them: `archive/`.
 //! - Findings about a host: `doctor.rs`. Parts of a backend's settings: `configuration.rs`.
@@ -58,7 +58,7 @@ pub use exit::{Exit, Usage};
 pub use feed::{NetworkFeed, NetworkNews};
 pub use files::{COPIED_MODE, DirEntry, EntryKind, FileReader, NewEntry, SandboxPath};
 pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, ExitWatch, StdinWriter};
-pub use layer::{LayeredSandbox, Permit, SandboxLayer, Sharing};
+pub use layer::{BackendLayer, LayeredSandbox, Permit, SandboxLayer, Sharing};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use mount::{MAX_MOUNTS, Mount, MountAccess, MountSource, MountTarget, unsupported_mount};
 pub use network::{

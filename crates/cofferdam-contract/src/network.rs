@@ -198,8 +198,8 @@ pub struct NetworkSecret {
     /// The hosts whose requests get the value, in the syntax of [`NetworkPolicy::Allow`]. Each must be allowed by a rule.
     pub hosts: Vec<String>,
     /// The place in a request where the placeholder is replaced.
-    #[serde(default)]
-    pub place: SecretPlace,
+    #[serde(rename = "place", default)]
+    pub location: SecretPlace,
     /// The maximum number of requests that get the value. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_uses: Option<u64>,
@@ -235,7 +235,7 @@ mod tests {
         let policy: NetworkPolicy = serde_json::from_str(text).unwrap();
         let NetworkPolicy::Rules(rules) = &policy else { panic!("{policy:?}") };
         assert_eq!(rules.allow[0].max_bytes, Some(ByteSize::from_bytes(1 << 20)));
-        assert_eq!(rules.secrets[0].place, SecretPlace::Header("authorization".to_owned()));
+        assert_eq!(rules.secrets[0].location, SecretPlace::Header("authorization".to_owned()));
         assert_eq!(policy.hosts(), ["api.example.com:443"]);
         assert_eq!(serde_json::from_str::<NetworkPolicy>(&serde_json::to_string(&policy).unwrap()).unwrap(), policy);
         for text in [r#"{"kind":"rules","deny":[]}"#, r#"{"kind":"rules","allow":[{"host":"a","method":["GET"]}]}"#] {

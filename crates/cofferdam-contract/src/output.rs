@@ -215,8 +215,8 @@ impl Publisher {
         let mut ring = self.ring.lock();
         ring.seen += bytes;
         ring.remaining = ring.remaining.saturating_sub(bytes);
-        let kept = ring.bytes.len();
-        ring.drop_oldest(kept);
+        let retained = ring.bytes.len();
+        ring.drop_oldest(retained);
         ring.next += bytes;
         ring.first = Position { run: ring.first.run + chunks, byte: ring.next };
         ring.wake();
@@ -481,15 +481,15 @@ mod tests {
                 publisher.publish(streams[at % 2], &[b'x'; 5000][..size]);
             }
             assert!(cost(&publisher) <= 2 * CAPACITY, "{streams:?} {size}: {}", cost(&publisher));
-            let (mut kept, mut lost) = (0, 0);
+            let (mut retained, mut lost) = (0, 0);
             while let Some(event) = reader.try_next() {
                 match event {
-                    OutputEvent::Chunk(chunk) => kept += chunk.data.len(),
+                    OutputEvent::Chunk(chunk) => retained += chunk.data.len(),
                     OutputEvent::Lost { bytes, .. } => lost += bytes as usize,
                 }
             }
-            assert_eq!(kept + lost, 3 * CAPACITY / size * size);
-            assert!(kept >= CAPACITY / 32 * size.min(32) - 5000, "{streams:?} {size}: {kept} kept");
+            assert_eq!(retained + lost, 3 * CAPACITY / size * size);
+            assert!(retained >= CAPACITY / 32 * size.min(32) - 5000, "{streams:?} {size}: {retained} kept");
         }
     }
 

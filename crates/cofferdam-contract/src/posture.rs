@@ -141,8 +141,8 @@ impl Posture {
 
     fn add(&mut self, item: PostureItem) {
         match self.items.binary_search_by_key(&item.protection, |known| known.protection) {
-            Err(place) => self.items.insert(place, item),
-            Ok(place) if rank(item.state) > rank(self.items[place].state) => self.items[place] = item,
+            Err(index) => self.items.insert(index, item),
+            Ok(index) if rank(item.state) > rank(self.items[index].state) => self.items[index] = item,
             Ok(_) => {}
         }
     }

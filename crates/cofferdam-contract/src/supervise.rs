@@ -37,7 +37,7 @@ pub enum StopRequest {
 #[derive(Debug, Clone, Copy)]
 pub struct ExecLimits {
     /// Wall-clock time.
-    pub wall: Duration,
+    pub wall_time: Duration,
     /// CPU time of the sandbox since the exec began.
     pub cpu: Option<Duration>,
     /// True if a counter of CPU time can be read while the exec runs.
@@ -117,7 +117,7 @@ impl Supervision {
     pub fn new(begun: Instant, now: Instant, limits: ExecLimits) -> Self {
         let mut supervision = Self {
             begun,
-            deadline: begun + limits.wall,
+            deadline: begun + limits.wall_time,
             limits,
             reasons: Reasons::default(),
             kill_at: None,
@@ -311,7 +311,7 @@ mod tests {
 
     fn supervision(cpu: Option<Duration>) -> (Supervision, Instant) {
         let now = Instant::now();
-        let limits = ExecLimits { wall: SECOND * 10, cpu, counted: true, processors: 2 };
+        let limits = ExecLimits { wall_time: SECOND * 10, cpu, counted: true, processors: 2 };
         (Supervision::new(now, now, limits), now)
     }
 
@@ -443,7 +443,7 @@ mod tests {
     fn the_kernels_own_limit_on_a_process_is_the_cpu_limit() {
         for counted in [true, false] {
             let now = Instant::now();
-            let limits = ExecLimits { wall: SECOND * 10, cpu: Some(SECOND * 4), counted, processors: 2 };
+            let limits = ExecLimits { wall_time: SECOND * 10, cpu: Some(SECOND * 4), counted, processors: 2 };
             let it = Supervision::new(now, now, limits);
             let killed_by = |status, cpu_micros| {
                 // Other execs of the sandbox used far more.

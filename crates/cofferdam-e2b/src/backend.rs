@@ -241,10 +241,10 @@ mod tests {
     fn labels_and_the_tenant_become_metadata() {
         let config = E2bConfig::new(Key::new("e2b_0").unwrap());
         let spec = Spec::builder().label("job", "7").build().unwrap();
-        let made = request(&spec, &config).unwrap();
-        assert_eq!(made.metadata["job"], "7");
-        assert_eq!(made.metadata[TENANT], "default");
-        assert!(!made.allow_internet_access && !made.auto_pause);
+        let body = request(&spec, &config).unwrap();
+        assert_eq!(body.metadata["job"], "7");
+        assert_eq!(body.metadata[TENANT], "default");
+        assert!(!body.allow_internet_access && !body.auto_pause);
         let taken = Spec::builder().label(TENANT, "x").build().unwrap();
         assert!(request(&taken, &config).is_err());
     }

@@ -184,11 +184,11 @@ async fn answer(request: RequestBuilder, hidden: &str, by_agent: bool) -> std::r
     read(response, MAX_ANSWER).await
 }
 
-async fn read(mut response: Response, most: usize) -> std::result::Result<Bytes, Failure> {
+async fn read(mut response: Response, max: usize) -> std::result::Result<Bytes, Failure> {
     let mut bytes = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(cut)? {
-        if bytes.len() + chunk.len() > most {
-            return Err(Failure::Foreign(format!("the answer has more than {most} bytes")));
+        if bytes.len() + chunk.len() > max {
+            return Err(Failure::Foreign(format!("the answer has more than {max} bytes")));
         }
         bytes.extend_from_slice(&chunk);
     }

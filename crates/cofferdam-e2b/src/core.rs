@@ -127,16 +127,10 @@ impl Core {
         failure.into_error(operation)
     }
 
-    /// Runs a script to its end. Its output is at most `most` bytes.
-    pub async fn run(
-        &self,
-        operation: &'static str,
-        user: &str,
-        process: ProcessConfig,
-        most: usize,
-    ) -> Result<Output> {
+    /// Runs a script to its end. Its output is at most `max` bytes.
+    pub async fn run(&self, operation: &'static str, user: &str, process: ProcessConfig, max: usize) -> Result<Output> {
         let agent = self.open(operation)?;
-        let ran = tokio::time::timeout(SCRIPT_TIMEOUT, collected(&agent, user, process, most)).await;
+        let ran = tokio::time::timeout(SCRIPT_TIMEOUT, collected(&agent, user, process, max)).await;
         let late = || Failure::Cut(format!("a script took more than {} s", SCRIPT_TIMEOUT.as_secs()));
         ran.unwrap_or_else(|_| Err(late())).map_err(|failure| self.failed(operation, failure))
     }
@@ -223,15 +217,15 @@ async fn collected(
     agent: &Agent,
     user: &str,
     process: ProcessConfig,
-    most: usize,
+    max: usize,
 ) -> std::result::Result<Output, Failure> {
     let request = StartRequest { process, pty: None, tag: format!("cofferdam-{}", random()), stdin: false };
     let mut events = agent.stream::<ProcessMessage>("Start", user, &request).await?;
     let mut stdout = Vec::new();
     while let Some(ProcessMessage { event }) = events.next().await? {
         if let Some(data) = event.data.and_then(|data| data.stdout) {
-            if stdout.len() + data.0.len() > most {
-                return Err(Failure::Foreign(format!("a script printed more than {most} bytes")));
+            if stdout.len() + data.0.len() > max {
+                return Err(Failure::Foreign(format!("a script printed more than {max} bytes")));
             }
             stdout.extend_from_slice(&data.0);
         }

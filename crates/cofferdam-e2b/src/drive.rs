@@ -67,9 +67,9 @@ impl Drive {
         script_file: Option<ScriptFile>,
         requested: watch::Receiver<Requests>,
         attached: watch::Sender<Option<u64>>,
-        (started_at, wall): (Instant, Duration),
+        (started_at, wall_time): (Instant, Duration),
     ) -> Self {
-        let limits = ExecLimits { wall, cpu: None, counted: false, processors: 1 };
+        let limits = ExecLimits { wall_time, cpu: None, counted: false, processors: 1 };
         let supervision = Supervision::new(started_at, Instant::now(), limits);
         let phases = core.phases();
         let epoch = match *phases.borrow() {

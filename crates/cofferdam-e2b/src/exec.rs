@@ -78,8 +78,8 @@ struct StartedProcess {
     first: Vec<(OutputStream, Vec<u8>)>,
 }
 
-/// Starts an exec. `wall` is the time of one without a time of its own.
-pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration) -> Result<ExecHandle> {
+/// Starts an exec. `wall_time` is the time of one without a time of its own.
+pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall_time: Duration) -> Result<ExecHandle> {
     let (nonce, started_at) = (random(), Instant::now());
     // Below the default of both limits that carry it, and above the values that programs set. The scripts need at most
     // 48 bits.
@@ -107,7 +107,7 @@ pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration)
             return Err(error);
         }
     };
-    Ok(handle(core, &request, started, HandleParts { exec_tag, script_file, started_at, wall }))
+    Ok(handle(core, &request, started, HandleParts { exec_tag, script_file, started_at, wall_time }))
 }
 
 /// The file of a script, in a directory of its own. Dropping it removes the directory in the background.
@@ -148,7 +148,7 @@ struct HandleParts {
     exec_tag: String,
     script_file: Option<ScriptFile>,
     started_at: Instant,
-    wall: Duration,
+    wall_time: Duration,
 }
 
 fn handle(core: Arc<Core>, request: &ExecRequest, started: StartedProcess, parts: HandleParts) -> ExecHandle {
@@ -180,8 +180,9 @@ fn handle(core: Arc<Core>, request: &ExecRequest, started: StartedProcess, parts
     for (stream, data) in started.first {
         driver.publisher().publish(stream, data);
     }
-    let wall = request.timeout().unwrap_or(parts.wall);
-    let drive = Drive::new(core, pid, parts.exec_tag, parts.script_file, requested, attached, (parts.started_at, wall));
+    let wall_time = request.timeout().unwrap_or(parts.wall_time);
+    let drive =
+        Drive::new(core, pid, parts.exec_tag, parts.script_file, requested, attached, (parts.started_at, wall_time));
     tokio::spawn(drive.run(started.events, driver, input));
     handle
 }

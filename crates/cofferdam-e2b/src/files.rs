@@ -36,10 +36,10 @@ async fn run(
     operation: &'static str,
     path: &SandboxPath,
     arguments: &[&str],
-    most: usize,
+    max: usize,
 ) -> Result<Vec<u8>> {
     let arguments = arguments.iter().map(|text| (*text).to_owned()).collect();
-    let output = core.run(operation, user(core), script(FILE, arguments, true), most).await?;
+    let output = core.run(operation, user(core), script(FILE, arguments, true), max).await?;
     match output.code {
         0 => Ok(output.stdout),
         code => Err(refusal(code, &String::from_utf8_lossy(&output.stdout), operation, &path.to_string())),

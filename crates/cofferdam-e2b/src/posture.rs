@@ -11,16 +11,16 @@ use crate::wire::Detail;
 /// Returns the rows of limits that no measurement can change.
 pub(crate) fn known(spec: &Spec) -> Posture {
     let limits = spec.limits();
-    let absent = |protection, is_asked, remedy: &str| match is_asked {
-        false => not_asked(protection),
+    let unsupported = |protection, is_requested, remedy: &str| match is_requested {
+        false => not_requested(protection),
         true => {
             let mechanism = "E2B enforces no such limit";
             with_remedy(row(protection, ProtectionState::Absent, mechanism, false), remedy)
         }
     };
     Posture::new([
-        absent(Protection::CpuTime, limits.cpu_time.is_some(), "ask for no limit on CPU time (--cpu-time none)"),
-        absent(Protection::Processes, limits.pids.is_some(), "ask for no limit on processes (--pids none)"),
+        unsupported(Protection::CpuTime, limits.cpu_time.is_some(), "ask for no limit on CPU time (--cpu-time none)"),
+        unsupported(Protection::Processes, limits.pids.is_some(), "ask for no limit on processes (--pids none)"),
     ])
 }
 
@@ -28,15 +28,15 @@ pub(crate) fn known(spec: &Spec) -> Posture {
 pub(crate) fn posture(spec: &Spec, probed: &Probed, detail: &Detail) -> Posture {
     let limits = spec.limits();
     let memory = limits.memory.map_or_else(
-        || not_asked(Protection::Memory),
+        || not_requested(Protection::Memory),
         |limit| at_most(Protection::Memory, "memory of the VM", limit, probed.memory_kib, "--memory"),
     );
     let disk = limits.disk.map_or_else(
-        || not_asked(Protection::Disk),
+        || not_requested(Protection::Disk),
         |limit| at_most(Protection::Disk, "file system of the workspace", limit, probed.disk_kib, "--disk"),
     );
     let cpus = limits.cpus.map_or_else(
-        || not_asked(Protection::Cpus),
+        || not_requested(Protection::Cpus),
         |limit| {
             let held = probed.processors.is_some_and(|count| u64::from(count) * 1000 <= u64::from(limit.as_millis()));
             let mechanism = format!("processors in the VM: {}", shown(probed.processors));
@@ -52,7 +52,7 @@ fn row(protection: Protection, state: ProtectionState, mechanism: impl Into<Stri
     PostureItem { protection, state, mechanism: mechanism.into(), probed, remedy: None }
 }
 
-fn not_asked(protection: Protection) -> PostureItem {
+fn not_requested(protection: Protection) -> PostureItem {
     row(protection, ProtectionState::NotAsked, "no limit asked for", false)
 }
 

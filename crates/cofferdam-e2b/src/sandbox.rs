@@ -110,8 +110,8 @@ impl Sandbox for E2bSandbox {
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         request.validate()?;
         self.core.open("start")?;
-        let (core, wall) = (Arc::clone(&self.core), self.spec.limits().wall_time);
-        detached("start", exec::start(core, request, wall)).await
+        let (core, wall_time) = (Arc::clone(&self.core), self.spec.limits().wall_time);
+        detached("start", exec::start(core, request, wall_time)).await
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {

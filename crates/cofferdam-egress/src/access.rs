@@ -100,7 +100,7 @@ fn avoid_core_dumps() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Core);
     // The kernel pipes no dump to a handler with a limit of 1, but does with 0. Neither is enough for a file.
-    let current = limit.maximum.map_or(1, |most| most.min(1));
+    let current = limit.maximum.map_or(1, |max| max.min(1));
     // Lowering the current limit needs no right.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(current), ..limit });
 }

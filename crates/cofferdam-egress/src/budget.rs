@@ -74,7 +74,7 @@ impl Budget {
 
     /// Counts a request, or a connection. Refuses it if the budget does not have it.
     pub fn request(&self, now: Instant) -> std::result::Result<(), Refusal> {
-        if self.limits.bytes.is_some_and(|most| *self.bytes.lock() >= most) {
+        if self.limits.bytes.is_some_and(|max| *self.bytes.lock() >= max) {
             return Err(Refusal::UsedUp);
         }
         if let Some(rate) = self.limits.per_minute {
@@ -87,8 +87,8 @@ impl Budget {
             }
             last.push_back(now);
         }
-        let most = self.limits.requests.unwrap_or(u64::MAX);
-        let more = |count: u64| (count < most).then_some(count + 1);
+        let max = self.limits.requests.unwrap_or(u64::MAX);
+        let more = |count: u64| (count < max).then_some(count + 1);
         self.requests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Refusal::UsedUp)?;
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Budget {
     pub fn charge(&self, bytes: u64, now: Instant) -> std::result::Result<(), Refusal> {
         let mut used = self.bytes.lock();
         let total = used.saturating_add(bytes);
-        if self.limits.bytes.is_some_and(|most| total > most) {
+        if self.limits.bytes.is_some_and(|max| total > max) {
             return Err(Refusal::UsedUp);
         }
         *used = total;
@@ -121,9 +121,9 @@ impl Budget {
     pub fn pass(&self, now: Instant, pass: impl FnOnce(usize) -> Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         let passed = match self.limits.bytes {
             None => ready!(pass(usize::MAX))?,
-            Some(most) => {
+            Some(max) => {
                 let mut used = self.bytes.lock();
-                let left = usize::try_from(most.saturating_sub(*used)).unwrap_or(usize::MAX);
+                let left = usize::try_from(max.saturating_sub(*used)).unwrap_or(usize::MAX);
                 let passed = ready!(pass(left))?;
                 *used = used.saturating_add(passed as u64);
                 passed
@@ -196,13 +196,13 @@ mod tests {
             (60, Poll::Ready(Ok(60))),
             (0, Poll::Ready(Ok(0))),
         ] {
-            let _ = budget.pass(now, |most| {
-                assert_eq!(most, left);
+            let _ = budget.pass(now, |max| {
+                assert_eq!(max, left);
                 passed
             });
         }
         assert_eq!(budget.request(now), Err(Refusal::UsedUp));
         let unlimited = Budget::new(&NetworkRule::default());
-        assert!(unlimited.pass(now, |most| Poll::Ready(Ok(most))).is_ready());
+        assert!(unlimited.pass(now, |max| Poll::Ready(Ok(max))).is_ready());
     }
 }

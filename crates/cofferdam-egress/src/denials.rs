@@ -11,10 +11,10 @@ const MAX_TEXT: usize = 300;
 
 /// The denials of one sandbox.
 #[derive(Debug, Default)]
-pub struct Denials(Mutex<Kept>);
+pub struct Denials(Mutex<Stored>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Stored {
     list: Vec<NetworkDenial>,
     others: u64,
 }
@@ -24,30 +24,30 @@ impl Denials {
     pub fn note(&self, what: impl fmt::Display, why: impl fmt::Display) {
         let plain = |text: String| -> String { text.chars().take(MAX_TEXT).flat_map(char::escape_debug).collect() };
         let (what, why) = (plain(what.to_string()), plain(why.to_string()));
-        let mut kept = self.0.lock();
-        let is_full = kept.list.len() >= MAX_KEPT;
-        match kept.list.iter_mut().find(|known| known.what == what && known.why == why) {
+        let mut stored = self.0.lock();
+        let is_full = stored.list.len() >= MAX_KEPT;
+        match stored.list.iter_mut().find(|known| known.what == what && known.why == why) {
             Some(known) => known.times += 1,
-            None if !is_full => kept.list.push(NetworkDenial { what, why, times: 1 }),
-            None => kept.others += 1,
+            None if !is_full => stored.list.push(NetworkDenial { what, why, times: 1 }),
+            None => stored.others += 1,
         }
     }
 
     /// Returns the number of all denials.
     pub fn count(&self) -> u64 {
-        let kept = self.0.lock();
-        kept.list.iter().map(|denial| denial.times).sum::<u64>() + kept.others
+        let stored = self.0.lock();
+        stored.list.iter().map(|denial| denial.times).sum::<u64>() + stored.others
     }
 
     /// Returns the denials in the order of their first occurrence. The last one counts those that were not kept.
     pub fn list(&self) -> Vec<NetworkDenial> {
-        let kept = self.0.lock();
-        let others = (kept.others > 0).then(|| NetworkDenial {
+        let stored = self.0.lock();
+        let others = (stored.others > 0).then(|| NetworkDenial {
             what: "other look-ups and connections".to_owned(),
             why: "as those before".to_owned(),
-            times: kept.others,
+            times: stored.others,
         });
-        kept.list.iter().cloned().chain(others).collect()
+        stored.list.iter().cloned().chain(others).collect()
     }
 }
 

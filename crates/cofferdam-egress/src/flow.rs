@@ -164,22 +164,18 @@ impl Flow {
 
     /// Decides about contents of the connection, and counts a request of the rule.
     pub fn admit(&self, content: Content) -> Result<(), String> {
-        let rules = self.enforcer.rules();
-        let decided = self.decide(&rules, &content);
-        let alike = decided.as_ref().is_ok_and(|rule| self.is_charged_alike(rule));
-        let counted = decided.and_then(|rule| rule.budget.request(Instant::now()).map(|()| rule));
-        match counted {
-            Ok(_) if !alike => Err("requests of a rule that limits bytes need a connection of their own".to_owned()),
-            Ok(rule) => match rule.budget.charge(self.uncharged.load(Ordering::Relaxed), Instant::now()) {
-                Ok(()) => {
-                    self.uncharged.store(0, Ordering::Relaxed);
-                    *self.current.lock() = Some((content, rule));
-                    Ok(())
-                }
-                Err(refusal) => Err(refusal.to_string()),
-            },
-            Err(refusal) => Err(self.explained(refusal, &content)),
+        let decided = self.decide(&self.enforcer.rules(), &content);
+        let rule = decided.map_err(|refusal| self.explained(refusal, &content))?;
+        let now = Instant::now();
+        rule.budget.request(now).map_err(|refusal| exhausted(&rule, refusal))?;
+        if !self.is_charged_alike(&rule) {
+            return Err("requests of a rule that limits bytes need a connection of their own".to_owned());
         }
+        let uncharged = self.uncharged.load(Ordering::Relaxed);
+        rule.budget.charge(uncharged, now).map_err(|refusal| exhausted(&rule, refusal))?;
+        self.uncharged.store(0, Ordering::Relaxed);
+        *self.current.lock() = Some((content, rule));
+        Ok(())
     }
 
     /// Decides about contents by these rules. A name that leads to an address which is not public needs a rule for that
@@ -339,7 +335,7 @@ impl Flow {
         loop {
             let rules = Arc::clone(&changes.borrow_and_update());
             let content = self.current.lock().as_ref().map(|(content, _)| content.clone());
-            let kept = match content {
+            let is_allowed = match content {
                 // The limits of the rule may be new.
                 Some(content) => match self.decide(&rules, &content) {
                     Ok(rule) => self.current.lock().replace((content, rule)).is_some(),
@@ -347,7 +343,7 @@ impl Flow {
                 },
                 None => self.may_be_allowed(),
             };
-            if !kept {
+            if !is_allowed {
                 return self.deny("the policy changed, and does not allow it any more");
             }
             if changes.changed().await.is_err() {
@@ -380,7 +376,8 @@ impl Flow {
 
     /// Notes that the budget of the rule has no further byte for the connection. Returns the error that ends it.
     fn used_up(&self) -> io::Error {
-        self.deny(Refusal::UsedUp);
+        let rule = self.current.lock().as_ref().map(|(_, rule)| Arc::clone(rule));
+        self.deny(rule.map_or_else(|| Refusal::UsedUp.to_string(), |rule| exhausted(&rule, Refusal::UsedUp)));
         io::Error::other("the budget is used up")
     }
 }
@@ -398,6 +395,11 @@ impl Drop for Flow {
         let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ended, ..self.event(&content) };
         let _ = self.enforcer.events.send(event);
     }
+}
+
+/// Returns the reason of a refusal by the budget or rate of a rule, which it names.
+fn exhausted(rule: &Rule, refusal: Refusal) -> String {
+    format!("{refusal}: {}", rule.text)
 }
 
 /// Returns true for an address that a policy can have: an IPv4 address that is not one of the sandbox's own.
@@ -451,22 +453,22 @@ fn poll_read_at_most<S: AsyncRead + Unpin>(
     (inner, flow): (&mut S, &Flow),
     cx: &mut Context<'_>,
     buffer: &mut ReadBuf<'_>,
-    most: usize,
+    max: usize,
 ) -> Poll<io::Result<usize>> {
     let mut inner = Pin::new(inner);
-    if most >= buffer.remaining() {
+    if max >= buffer.remaining() {
         let before = buffer.filled().len();
         ready!(inner.poll_read(cx, buffer))?;
         return Poll::Ready(Ok(buffer.filled().len() - before));
     }
-    if most == 0 {
+    if max == 0 {
         // The end of the stream is not beyond the budget.
         let mut byte = [0];
         let mut probe = ReadBuf::new(&mut byte);
         ready!(inner.as_mut().poll_read(cx, &mut probe))?;
         return Poll::Ready(if probe.filled().is_empty() { Ok(0) } else { Err(flow.used_up()) });
     }
-    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
+    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(max));
     ready!(inner.poll_read(cx, &mut part))?;
     let read = part.filled().len();
     buffer.advance(read);
@@ -477,7 +479,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_pause(cx));
         let Self { inner, flow, .. } = &mut *self;
-        let bytes = ready!(flow.pass(|most| poll_read_at_most((inner, flow), cx, buffer, most)))?;
+        let bytes = ready!(flow.pass(|max| poll_read_at_most((inner, flow), cx, buffer, max)))?;
         flow.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         flow.enforcer.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         Poll::Ready(Ok(()))
@@ -488,9 +490,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_pause(cx));
         let Self { inner, flow, .. } = &mut *self;
-        let bytes = ready!(flow.pass(|most| match most {
+        let bytes = ready!(flow.pass(|max| match max {
             0 if !data.is_empty() => Poll::Ready(Err(flow.used_up())),
-            _ => Pin::new(inner).poll_write(cx, &data[..data.len().min(most)]),
+            _ => Pin::new(inner).poll_write(cx, &data[..data.len().min(max)]),
         }))?;
         flow.received.fetch_add(bytes as u64, Ordering::Relaxed);
         flow.enforcer.received.fetch_add(bytes as u64, Ordering::Relaxed);

@@ -267,7 +267,7 @@ where
 
 /// Serves a client that names its server by a protocol of proxies.
 async fn serve_proxy(client: Connection, shared: &Shared, displaced: Arc<AtomicBool>) {
-    let Ok(Some((wanted, asked))) = timeout(FIRST_TIMEOUT, proxy::read(client)).await else { return };
+    let Ok(Some((wanted, request))) = timeout(FIRST_TIMEOUT, proxy::read(client)).await else { return };
     let destination = match wanted {
         Wanted::Name(name, port) => shared.named(name, port).map_err(|(name, refusal)| (name, port, refusal)),
         Wanted::Address(to) => shared.destination(to).map_err(|(name, refusal)| (name, to.port(), refusal)),
@@ -275,13 +275,13 @@ async fn serve_proxy(client: Connection, shared: &Shared, displaced: Arc<AtomicB
     match destination {
         Ok(destination) => {
             let flow = shared.flow(&destination, displaced);
-            if let Ok(Some(client)) = timeout(FIRST_TIMEOUT, asked.accept()).await {
+            if let Ok(Some(client)) = timeout(FIRST_TIMEOUT, request.accept()).await {
                 follow(client, &destination, shared, flow).await;
             }
         }
         Err((name, port, refusal)) => {
             let why = shared.refused(&name, port, refusal).refuse(refusal);
-            let _ = timeout(FIRST_TIMEOUT, asked.refuse(&why)).await;
+            let _ = timeout(FIRST_TIMEOUT, request.refuse(&why)).await;
         }
     }
 }
@@ -383,8 +383,8 @@ where
     }
 }
 
-fn is_same_name(asked: &str, name: &str) -> bool {
-    asked.strip_suffix('.').unwrap_or(asked).eq_ignore_ascii_case(name)
+fn is_same_name(queried: &str, name: &str) -> bool {
+    queried.strip_suffix('.').unwrap_or(queried).eq_ignore_ascii_case(name)
 }
 
 impl Shared {

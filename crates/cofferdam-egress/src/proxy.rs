@@ -24,7 +24,7 @@ pub enum Wanted {
 }
 
 /// A request of a client, to be accepted or refused.
-pub enum Asked {
+pub enum ClientRequest {
     Socks(Socks5ServerProtocol<Connection, fast_socks5::server::states::CommandRead>),
     /// The bytes after the request.
     Connect(Connection, Vec<u8>),
@@ -33,7 +33,7 @@ pub enum Asked {
 }
 
 /// Reads a client's request for a server. Returns `None` if there is none.
-pub async fn read(mut client: Connection) -> Option<(Wanted, Asked)> {
+pub async fn read(mut client: Connection) -> Option<(Wanted, ClientRequest)> {
     let mut first = [0];
     client.read_exact(&mut first).await.ok()?;
     match first[0] {
@@ -42,7 +42,7 @@ pub async fn read(mut client: Connection) -> Option<(Wanted, Asked)> {
     }
 }
 
-async fn socks(client: Connection) -> Option<(Wanted, Asked)> {
+async fn socks(client: Connection) -> Option<(Wanted, ClientRequest)> {
     let accepted = Socks5ServerProtocol::accept_no_auth(client).await.ok()?;
     let (protocol, command, target) = accepted.read_command().await.ok()?;
     if !matches!(command, Socks5Command::TCPConnect) {
@@ -56,17 +56,17 @@ async fn socks(client: Connection) -> Option<(Wanted, Asked)> {
             Err(_) => Wanted::Name(name, port),
         },
     };
-    Some((wanted, Asked::Socks(protocol)))
+    Some((wanted, ClientRequest::Socks(protocol)))
 }
 
-async fn http(mut client: Connection, mut head: Vec<u8>) -> Option<(Wanted, Asked)> {
+async fn http(mut client: Connection, mut head: Vec<u8>) -> Option<(Wanted, ClientRequest)> {
     loop {
         match parse(&head) {
             Head::Complete(wanted, Some(length)) => {
                 let rest = head.split_off(length);
-                return Some((wanted, Asked::Connect(client, rest)));
+                return Some((wanted, ClientRequest::Connect(client, rest)));
             }
-            Head::Complete(wanted, None) => return Some((wanted, Asked::Forward(client, head))),
+            Head::Complete(wanted, None) => return Some((wanted, ClientRequest::Forward(client, head))),
             Head::Partial if head.len() < MAX_HEAD => {}
             _ => {
                 let text = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -118,7 +118,7 @@ fn parse(head: &[u8]) -> Head {
     }
 }
 
-impl Asked {
+impl ClientRequest {
     /// Tells the client that its connection begins, and returns it.
     pub async fn accept(self) -> Option<Connection> {
         match self {

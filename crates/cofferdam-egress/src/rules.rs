@@ -306,7 +306,7 @@ impl Rules {
     /// Returns true if a rule may allow requests to a host, which is in the syntax of a policy.
     pub fn may_request(&self, host: &str) -> bool {
         let Ok((host, port)) = host::read(host) else { return false };
-        let fits = |rule: &Arc<Rule>| {
+        let is_match = |rule: &Arc<Rule>| {
             let same = match &host {
                 Host::Name(name) => rule.host.has(name),
                 other => rule.host == *other,
@@ -314,7 +314,7 @@ impl Rules {
             same && rule.protocol != NetworkProtocol::Tls
                 && (rule.port.is_none() || port.is_none() || rule.port == port)
         };
-        self.rules.iter().any(fits)
+        self.rules.iter().any(is_match)
     }
 
     /// Returns true if requests over TLS to this server are seen only where the gateway intercepts them: rules allow
@@ -433,15 +433,15 @@ impl Rule {
         if !protocols.contains(&self.protocol) {
             return Err(Refusal::OtherProtocol);
         }
-        let Content::Request { method, path: asked, .. } = content else { return Ok(()) };
+        let Content::Request { method, path: requested, .. } = content else { return Ok(()) };
         if !self.methods.is_empty() && !self.methods.contains(method) {
             return Err(Refusal::OtherMethod);
         }
         if self.paths.is_empty() {
             return Ok(());
         }
-        let asked = path(asked).ok_or(Refusal::AmbiguousPath)?;
-        match self.paths.iter().any(|prefix| is_below(&asked, prefix)) {
+        let requested = path(requested).ok_or(Refusal::AmbiguousPath)?;
+        match self.paths.iter().any(|prefix| is_below(&requested, prefix)) {
             true => Ok(()),
             false => Err(Refusal::OtherPath),
         }
@@ -495,9 +495,9 @@ fn path(text: &str) -> Option<String> {
 }
 
 /// Returns true if a path is a prefix itself, or below it.
-fn is_below(asked: &str, prefix: &str) -> bool {
+fn is_below(requested: &str, prefix: &str) -> bool {
     let Some(prefix) = path(prefix) else { return false };
-    let rest = asked.strip_prefix(prefix.as_str());
+    let rest = requested.strip_prefix(prefix.as_str());
     rest.is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with('/'))
 }
 

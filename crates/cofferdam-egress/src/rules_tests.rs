@@ -169,19 +169,19 @@ fn presets_allow_their_hosts() {
 
 proptest! {
     #[test]
-    fn nothing_panics(host in ".{0,40}", asked in ".{0,40}") {
+    fn nothing_panics(host in ".{0,40}", queried in ".{0,40}") {
         let _ = read(&[&host]);
-        let _ = read(&["a.example", "*.b"]).unwrap().lookup(&asked);
+        let _ = read(&["a.example", "*.b"]).unwrap().lookup(&queried);
     }
 
     /// Promise (Network): A guest can look up listed names only.
     #[test]
-    fn only_listed_names_are_resolved(asked in "[a-c.*A-C]{0,12}") {
+    fn only_listed_names_are_resolved(queried in "[a-c.*A-C]{0,12}") {
         let rules = read(&["a.b", "*.b.c"]).unwrap();
-        if rules.lookup(&asked).is_ok() {
-            let name = asked.to_ascii_lowercase();
+        if rules.lookup(&queried).is_ok() {
+            let name = queried.to_ascii_lowercase();
             let name = name.strip_suffix('.').unwrap_or(&name);
-            prop_assert!(name == "a.b" || name.ends_with(".b.c") && name.len() > 4, "{}", asked);
+            prop_assert!(name == "a.b" || name.ends_with(".b.c") && name.len() > 4, "{}", queried);
         }
     }
 

@@ -59,7 +59,7 @@ struct Secret {
     placeholder: String,
     value: Value,
     hosts: Rules,
-    place: InjectionPoint,
+    location: InjectionPoint,
     uses: AtomicU64,
     max_uses: u64,
 }
@@ -192,7 +192,7 @@ impl Secret {
         if secret.max_uses == Some(0) {
             return invalid("has max_uses 0", "use at least 1, or leave it out for no limit");
         }
-        let place = InjectionPoint::of(&secret.place)?;
+        let location = InjectionPoint::of(&secret.location)?;
         let hosts = Rules::of(&NetworkPolicy::Allow { hosts: secret.hosts.clone() })?;
         let Some(hosts) = hosts.filter(|hosts| hosts.addresses().next().is_none()) else {
             return invalid("has an address as a host", "use names: connections to addresses are not inspected");
@@ -218,7 +218,7 @@ impl Secret {
             placeholder: format!("{PLACEHOLDER}{digits}"),
             value,
             hosts,
-            place,
+            location,
             uses: AtomicU64::new(0),
             max_uses: secret.max_uses.unwrap_or(u64::MAX),
         })
@@ -226,7 +226,7 @@ impl Secret {
 
     /// Replaces the placeholder, if the request has it in the secret's place.
     fn inject(&self, request: &mut request::Parts) -> std::result::Result<(), String> {
-        match &self.place {
+        match &self.location {
             InjectionPoint::Header(name) => self.inject_header(request, name),
             InjectionPoint::Query(name) => self.inject_query(request, name),
             InjectionPoint::Basic => self.inject_basic(request),
@@ -331,10 +331,10 @@ impl Secret {
 }
 
 impl InjectionPoint {
-    fn of(place: &SecretPlace) -> Result<Self> {
+    fn of(location: &SecretPlace) -> Result<Self> {
         let invalid =
             |what: &str, remedy: &str| Err(Error::invalid("create", format!("a secret {what}")).with_remedy(remedy));
-        match place {
+        match location {
             SecretPlace::Header(name) => match HeaderName::from_bytes(name.as_bytes()) {
                 Ok(name) if RESERVED_HEADERS.contains(&name) || name == UPGRADE => invalid(
                     "has a header that the gateway sets itself",

@@ -79,11 +79,11 @@ impl Share {
         }
         let mut ended = None;
         if open.sandboxes.values().map(BTreeMap::len).sum::<usize>() >= self.pool.max {
-            let most = open.sandboxes.values_mut().max_by_key(|connections| connections.len())?;
-            if most.len() <= own + 1 {
+            let largest = open.sandboxes.values_mut().max_by_key(|connections| connections.len())?;
+            if largest.len() <= own + 1 {
                 return None;
             }
-            ended = most.pop_last();
+            ended = largest.pop_last();
         }
         let connection = open.next();
         let (sender, revoked) = oneshot::channel();

@@ -67,8 +67,38 @@ async fn connections_of_a_rule_receive_its_budget_and_no_byte_more() {
         let total: u64 = receiving.join_all().await.iter().sum();
         assert_eq!((total, gateway.usage().received_bytes), (BYTES, BYTES), "{connections} connections");
         let denials: Vec<String> = gateway.denials().iter().map(ToString::to_string).collect();
-        assert!(denials.iter().all(|denial| denial.contains("the budget of its rule is used up")), "{denials:?}");
+        let why = format!("the budget of its rule is used up: {server}");
+        assert!(denials.iter().all(|denial| denial.contains(&why)), "{denials:?}");
         assert!(!is_alive(&mut connect(&gateway, server)).await, "nothing is left");
+    }
+}
+
+/// The denial and the event of a connection that a budget or a rate refuses name the rule.
+#[tokio::test]
+async fn refusals_by_a_budget_or_a_rate_name_the_rule() {
+    let server = echo().await;
+    let used_up = "the budget of its rule is used up";
+    for (limited, why) in [
+        (NetworkRule { max_requests: Some(1), ..rule(server) }, used_up),
+        (NetworkRule { max_bytes: Some(ByteSize::from_bytes(10)), ..rule(server) }, used_up),
+        (NetworkRule { requests_per_minute: Some(1), ..rule(server) }, "its rule allows fewer requests a minute"),
+    ] {
+        let gateway = gateway([limited]).await;
+        let mut events = gateway.events();
+        assert!(is_alive(&mut connect(&gateway, server)).await);
+        assert!(!is_alive(&mut connect(&gateway, server)).await);
+        let why = format!("{why}: {server}");
+        let denials = gateway.denials();
+        assert_eq!((denials.len(), &denials[0].why), (1, &why), "{denials:?}");
+        // The end of the first connection has an event too.
+        let refused = async {
+            let mut reason = None;
+            while reason.is_none() {
+                reason = events.recv().await.expect("an event").reason;
+            }
+            reason
+        };
+        assert_eq!(timeout(TIMEOUT, refused).await.expect("an event in time"), Some(why));
     }
 }
 

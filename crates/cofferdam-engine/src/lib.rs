@@ -13,7 +13,7 @@
 //!
 //! # Where to look
 //!
-//! - Decisions of the pool: `pool/ledger.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one
+//! - Decisions of the pool: `pool/slots.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one
 //!   lock, which is never held across an await.
 //! - Execution of the decisions: `pool/shared.rs`, with one task for each create and close, so that a cancelled caller
 //!   leaves no partial sandbox. Background refill task: `pool/refiller.rs`.

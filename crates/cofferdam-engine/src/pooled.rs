@@ -6,10 +6,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{
-    Backend, Capabilities, Capability, Error, LayeredSandbox, Level, PreparedSandbox, Result, Sandbox, SandboxLayer,
-    Snapshot, Spec,
-};
+use cofferdam_contract::{Backend, BackendLayer, LayeredSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec};
 use parking_lot::Mutex;
 
 use crate::pool::Origin;
@@ -17,7 +14,7 @@ use crate::{Lease, Pool, PoolConfig};
 
 /// A [`Pool`] as a backend: `create` is a claim, and `close` frees the slot.
 ///
-/// Name, level and capabilities are those of the inner backend, without [`Capability::Warm`]. Restored sandboxes and
+/// Name, level and capabilities are those of the inner backend, without the preparation of sandboxes. Restored sandboxes and
 /// forks occupy slots of the pool like all others.
 #[derive(Debug)]
 pub struct PooledBackend {
@@ -47,19 +44,9 @@ impl From<Pool> for PooledBackend {
 }
 
 #[async_trait]
-impl Backend for PooledBackend {
-    fn name(&self) -> &str {
-        self.pool.backend().name()
-    }
-
-    fn level(&self) -> Level {
-        self.pool.backend().level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.pool.backend().capabilities();
-        capabilities.remove(&Capability::Warm);
-        capabilities
+impl BackendLayer for PooledBackend {
+    fn inner(&self) -> &dyn Backend {
+        self.pool.backend()
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -68,11 +55,6 @@ impl Backend for PooledBackend {
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         Ok(self.wrap(self.pool.restore(snapshot, spec).await?))
-    }
-
-    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        Err(Error::unsupported("warm", "a pool uses prepared sandboxes for its own claims")
-            .with_remedy("create a sandbox from the pool, or prepare one with its inner backend"))
     }
 }
 

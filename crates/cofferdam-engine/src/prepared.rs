@@ -5,10 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cofferdam_contract::{
-    Backend, Capabilities, Completed, ExecHandle, ExecRequest, Level, Posture, PreparedSandbox, Result, Sandbox,
-    Snapshot, Spec, after_close, collect,
-};
+use cofferdam_contract::{Backend, BackendLayer, ExecHandle, ExecRequest, Result, Sandbox, Snapshot, Spec};
 
 use crate::{InterpreterMetrics, Interpreters, InterpretersConfig, Pool, PoolConfig, PooledBackend};
 
@@ -64,21 +61,13 @@ impl PreparedBackend {
 }
 
 #[async_trait]
-impl Backend for PreparedBackend {
-    fn name(&self) -> &str {
-        self.pool.name()
-    }
-
-    fn level(&self) -> Level {
-        self.pool.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.pool.capabilities()
+impl BackendLayer for PreparedBackend {
+    fn inner(&self) -> &dyn Backend {
+        &*self.pool
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        self.pool.create(spec).await
+        self.inner().create(spec).await
     }
 
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
@@ -90,22 +79,10 @@ impl Backend for PreparedBackend {
                 return Ok((sandbox, handle));
             }
         }
-        self.pool.start_one(spec, request).await
-    }
-
-    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
-        let request = request.to_builder().output_buffer(request.max_output()).build()?;
-        let (sandbox, handle) = self.start_one(spec, request).await?;
-        let completed = collect(&handle).await;
-        let posture = sandbox.posture().clone();
-        after_close(completed.map(|completed| (completed, posture)), sandbox.close().await)
+        self.inner().start_one(spec, request).await
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        self.pool.restore(snapshot, spec).await
-    }
-
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.pool.prepare(spec).await
+        self.inner().restore(snapshot, spec).await
     }
 }

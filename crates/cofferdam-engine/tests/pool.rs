@@ -60,9 +60,9 @@ async fn no_sandbox_is_given_out_twice() {
     for round in 0..50 {
         let lease = pool.claim(if round % 5 == 0 { unfit() } else { Spec::default() }).await.unwrap();
         assert!(seen.insert(lease.id().clone()), "{} again", lease.id());
-        let kept = Arc::clone(lease.sandbox());
+        let sandbox = Arc::clone(lease.sandbox());
         lease.close().await.unwrap();
-        assert_eq!(kept.start(print("x")).await.unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(sandbox.start(print("x")).await.unwrap_err().kind(), ErrorKind::Closed);
         if round % 2 == 0 {
             settle().await;
         }

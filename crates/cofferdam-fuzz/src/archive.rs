@@ -122,14 +122,14 @@ impl Archives {
         let options = ReadOptions { key, limits: LIMITS };
         let shown = inspect(bytes, &options).is_ok();
         let verified = Reader::open(bytes, &options).and_then(|reader| reader.verify(&mut on));
-        let mut given = Vec::new();
-        let mut places = |_: &Part| {
+        let mut files = Vec::new();
+        let mut targets = |_: &Part| {
             let file = blank()?;
-            given.push(file.try_clone()?);
+            files.push(file.try_clone()?);
             Ok(file)
         };
         let bases = self.bases()?;
-        let restored = Reader::open(bytes, &options).and_then(|reader| reader.restore(&bases, &mut places, &mut on));
+        let restored = Reader::open(bytes, &options).and_then(|reader| reader.restore(&bases, &mut targets, &mut on));
         let panics = watch::panics();
         ensure!(panics.is_empty(), "panicked: {}", panics.join("; "));
         match (verified, restored) {
@@ -142,7 +142,7 @@ impl Archives {
             (verified, Err(error)) => {
                 let wants_base = matches!(error, ArchiveError::BaseMissing { .. } | ArchiveError::WrongBase { .. });
                 ensure!(verified.is_err() || wants_base, "verified, but not restored: {error}");
-                for file in given {
+                for file in files {
                     ensure!(file.metadata()?.len() == 0, "a refused file is not empty");
                 }
                 refused(&error)

@@ -196,8 +196,8 @@ mod tests {
         writer.file(Path::new("a"), 0o644, 1, &b"x"[..], None).unwrap();
         let bytes = writer.finish().unwrap();
         assert_eq!(Changes::new().check(&bytes).unwrap(), Outcome::Ended);
-        let place = tempfile::tempdir().unwrap();
-        symlink("/etc", place.path().join("l")).unwrap();
-        assert!(harmless(place.path(), 0).is_err());
+        let directory = tempfile::tempdir().unwrap();
+        symlink("/etc", directory.path().join("l")).unwrap();
+        assert!(harmless(directory.path(), 0).is_err());
     }
 }

@@ -62,7 +62,7 @@ const MEMORY: &str = "/dev/shm";
 /// A store of images that checks the properties of every case.
 #[derive(Debug)]
 pub struct Layers {
-    place: tempfile::TempDir,
+    directory: tempfile::TempDir,
     store: ImageStore,
     name: Reference,
 }
@@ -75,13 +75,13 @@ impl Layers {
     /// Those of creating a store.
     pub fn new() -> Result<Self> {
         watch::keep_panics();
-        let place = match Path::new(MEMORY).is_dir() {
+        let directory = match Path::new(MEMORY).is_dir() {
             true => tempfile::tempdir_in(MEMORY)?,
             false => tempfile::tempdir()?,
         };
-        let store = ImageStore::open(&place.path().join("images"), OPTIONS)?;
-        fs::write(place.path().join("outside"), "outside")?;
-        Ok(Self { place, store, name: "fuzz:1".parse()? })
+        let store = ImageStore::open(&directory.path().join("images"), OPTIONS)?;
+        fs::write(directory.path().join("outside"), "outside")?;
+        Ok(Self { directory, store, name: "fuzz:1".parse()? })
     }
 
     /// Generates the case of a seed, and unpacks it.
@@ -132,8 +132,8 @@ impl Layers {
         for name in ["work", "layers", "images", "names", "blobs/sha256"] {
             ensure!(fs::read_dir(root.join(name))?.next().is_none(), "something is left in {name}");
         }
-        ensure!(fs::read_to_string(self.place.path().join("outside"))? == "outside", "a file outside was changed");
-        ensure!(fs::read_dir(self.place.path())?.count() == 2, "a file is outside");
+        ensure!(fs::read_to_string(self.directory.path().join("outside"))? == "outside", "a file outside was changed");
+        ensure!(fs::read_dir(self.directory.path())?.count() == 2, "a file is outside");
         Ok(outcome)
     }
 }
@@ -243,8 +243,8 @@ mod tests {
         tar.append_data(&mut header, "a", &b"x"[..]).unwrap();
         let bytes = tar.into_inner().unwrap();
         assert_eq!(Layers::new().unwrap().check(&zipped(&bytes)).unwrap(), Outcome::Ended);
-        let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join(".wh.x"), "").unwrap();
-        assert!(harmless(place.path(), 0).is_err());
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(".wh.x"), "").unwrap();
+        assert!(harmless(directory.path(), 0).is_err());
     }
 }

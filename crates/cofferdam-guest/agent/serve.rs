@@ -279,7 +279,7 @@ fn create_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
     while let (Some(path), Some(rights)) = (texts.next(), texts.next()) {
         let rights = u64::from_le_bytes(rights.try_into().map_err(|_| sys::EBADMSG)?);
         match sys::open_at(sys::AT_FDCWD, Path::new(path)?.bytes(), sys::O_PATH, 0) {
-            Ok(place) => sys::landlock_allow(&rules, &place, rights)?,
+            Ok(file) => sys::landlock_allow(&rules, &file, rights)?,
             Err(sys::ENOENT | sys::EACCES) => {}
             Err(errno) => return Err(errno),
         }
@@ -316,9 +316,9 @@ impl Agent {
     /// Waits, and handles everything that is ready.
     fn turn(&mut self, buffers: &mut Buffers) -> Res<()> {
         let Buffers { inbox, assembly, polls, table } = buffers;
-        let [requests, ended, asked] = self.wait(inbox, polls, table)?;
+        let [requests, ended, readable] = self.wait(inbox, polls, table)?;
         // Only one in each turn, so that the other sources are served.
-        if let Some(quotas) = self.quotas.as_mut().filter(|_| asked) {
+        if let Some(quotas) = self.quotas.as_mut().filter(|_| readable) {
             quotas.answer_one()?;
             table.counters.processes_refused = quotas.processes_refused();
         }

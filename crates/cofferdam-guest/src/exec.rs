@@ -84,7 +84,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     let handle = handle.ok_or_else(|| Error::closed("start"))?;
     let mut unsent = Unsent { link, exec: Some(exec) };
     let exec_limits = ExecLimits {
-        wall: request.timeout().unwrap_or(limits.wall_time),
+        wall_time: request.timeout().unwrap_or(limits.wall_time),
         cpu: limits.cpu_time,
         counted: inner.counts_cpu(),
         processors: inner.processors(),

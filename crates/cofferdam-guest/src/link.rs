@@ -420,12 +420,12 @@ impl Link {
     }
 
     async fn send_pings(&self) -> Termination {
-        let mut asked: Option<Instant> = None;
+        let mut requested_at: Option<Instant> = None;
         loop {
             tokio::time::sleep(PING_INTERVAL.min(self.answer_timeout / 3)).await;
             let ponged = self.table().ping == Ping::Answered;
-            match asked {
-                _ if self.is_stopped() => asked = asked.map(|_| Instant::now()),
+            match requested_at {
+                _ if self.is_stopped() => requested_at = requested_at.map(|_| Instant::now()),
                 Some(since) if !ponged => {
                     if since.elapsed() > self.answer_timeout {
                         return Termination::new("its agent does not answer");
@@ -433,7 +433,7 @@ impl Link {
                 }
                 _ => {
                     self.table().ping = Ping::Queued;
-                    asked = Some(Instant::now());
+                    requested_at = Some(Instant::now());
                     let _ = self.out.send(Outgoing { is_ping: true, ..Outgoing::new(encode(0, &Request::Ping)) });
                 }
             }
@@ -446,8 +446,8 @@ impl Link {
         let termination = termination.filter(|_| !self.closing.load(Ordering::Acquire));
         let termination = match (termination, reason) {
             (Some(termination), Some(reason)) => {
-                let asked = tokio::time::timeout(REASON_TIMEOUT, reason()).await;
-                Some(asked.ok().flatten().unwrap_or(termination))
+                let answered = tokio::time::timeout(REASON_TIMEOUT, reason()).await;
+                Some(answered.ok().flatten().unwrap_or(termination))
             }
             (termination, _) => termination,
         };

@@ -135,10 +135,10 @@ pub async fn is_program(link: &Link, path: &str, program: &[u8]) -> Result<bool>
     let piece = |from: usize| Probe::File { path: path.as_bytes(), from: u32::try_from(from).unwrap_or(u32::MAX) };
     // The last piece is empty if nothing follows the program.
     let starts = (0..=program.len()).step_by(MAX_DATA);
-    let asked = starts.map(|from| Ok((from, ask(link, piece(from))?))).collect::<Result<Vec<_>>>()?;
+    let pending = starts.map(|from| Ok((from, ask(link, piece(from))?))).collect::<Result<Vec<_>>>()?;
     let mut same = true;
-    for (from, asked) in asked {
-        let found = asked.found().await?;
+    for (from, pending) in pending {
+        let found = pending.found().await?;
         let expected = &program[from..program.len().min(from + MAX_DATA)];
         same &= found.errno == 0 && found.data == expected;
     }
@@ -288,11 +288,11 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
         read("cpuacct/cpuacct.usage")?,
     ];
     let [mut two, mut one] = [Vec::new(), Vec::new()];
-    for asked in second {
-        two.push(asked.found().await?);
+    for pending in second {
+        two.push(pending.found().await?);
     }
-    for asked in first {
-        one.push(asked.found().await?);
+    for pending in first {
+        one.push(pending.found().await?);
     }
     if let [memory, swap, tasks, cpu, stat] = &two[..]
         && (memory.ok().is_some() || tasks.ok().is_some())
@@ -359,35 +359,35 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     let directory = directory.found().await?;
     evidence.workspace_inode = directory.ok().map(|found| found.value);
     evidence.workspace_device = directory.ok().and_then(device);
-    for asked in identified {
-        let found = asked?.found().await?;
+    for pending in identified {
+        let found = pending?.found().await?;
         evidence.identities.push(found.ok().map(|found| Identity { inode: found.value, device: device(found) }));
     }
     evidence.interfaces = net?.found().await?.text().map(|text| evidence::interfaces(&text));
-    for (name, asked) in namespaces {
-        if let Some(inode) = namespace(&asked?.found().await?) {
+    for (name, pending) in namespaces {
+        if let Some(inode) = namespace(&pending?.found().await?) {
             evidence.namespaces.insert(name.to_owned(), inode);
         }
     }
     read_confinement(evidence, &confinement.found().await?);
     let governed = !settings.rules.is_empty() && evidence.landlock_abi > 0;
     evidence.landlock = denial.found().await?.ok().is_some() && governed;
-    for (path, asked) in writes {
-        let found = asked.found().await?;
+    for (path, pending) in writes {
+        let found = pending.found().await?;
         evidence.writes.push(Trial { path, worked: found.errno == 0, errno: found.errno });
     }
-    for (path, asked, directory) in masked {
-        let found = asked.found().await?;
+    for (path, pending, directory) in masked {
+        let found = pending.found().await?;
         let shows = if directory { found.value > 0 } else { found.value & S_IFMT == S_IFREG };
         evidence.masked.push(Trial { path, worked: found.errno == 0 && shows, errno: found.errno });
     }
-    for (path, asked) in sockets {
-        if asked?.found().await?.errno == 0 {
+    for (path, pending) in sockets {
+        if pending?.found().await?.errno == 0 {
             evidence.sockets.push(path.to_owned());
         }
     }
-    for (name, asked) in calls {
-        let errno = asked.found().await?.errno;
+    for (name, pending) in calls {
+        let errno = pending.found().await?.errno;
         // A kernel without vsock refuses it as well.
         let errno = if name == VSOCK && errno == EAFNOSUPPORT { EPERM } else { errno };
         evidence.calls.push(ForbiddenCall { name, errno });
@@ -411,8 +411,8 @@ fn write_trials(link: &Link) -> Result<Trials<'_>> {
     created
         .chain(changed)
         .map(|(path, flags)| {
-            let asked = ask(link, Probe::Open { path: path.as_bytes(), flags, confined: false })?;
-            Ok((path, asked))
+            let pending = ask(link, Probe::Open { path: path.as_bytes(), flags, confined: false })?;
+            Ok((path, pending))
         })
         .collect()
 }

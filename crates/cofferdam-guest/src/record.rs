@@ -26,7 +26,8 @@ pub(crate) struct RunningExec {
     /// Real time that counts against its limit so far.
     pub elapsed: u64,
     /// The limit of wall time.
-    pub wall: u64,
+    #[serde(rename = "wall")]
+    pub wall_time: u64,
     /// The limit of CPU time.
     pub cpu: Option<u64>,
     /// The count of the control group at its start.
@@ -83,7 +84,7 @@ impl Record {
         let times = self
             .execs
             .iter()
-            .flat_map(|exec| [Some(exec.elapsed), Some(exec.wall), exec.cpu, exec.kill_in].into_iter().flatten());
+            .flat_map(|exec| [Some(exec.elapsed), Some(exec.wall_time), exec.cpu, exec.kill_in].into_iter().flatten());
         if times.into_iter().any(|micros| micros > max) {
             return Err("times exceed the limit");
         }
@@ -137,7 +138,15 @@ mod tests {
     use super::*;
 
     fn exec(id: u64) -> RunningExec {
-        RunningExec { id, elapsed: 1, wall: 2, cpu: Some(3), cpu_base: Some(u64::MAX), script: true, kill_in: Some(4) }
+        RunningExec {
+            id,
+            elapsed: 1,
+            wall_time: 2,
+            cpu: Some(3),
+            cpu_base: Some(u64::MAX),
+            script: true,
+            kill_in: Some(4),
+        }
     }
 
     fn read(record: &Record) -> Result<Record, String> {
@@ -161,7 +170,7 @@ mod tests {
             ("duplicate ids", Record::new(5, vec![exec(6)])),
             ("duplicate ids", Record::new(5, vec![exec(0)])),
             ("duplicate ids", Record::new(5, vec![exec(2), exec(2)])),
-            ("times", Record::new(5, vec![RunningExec { wall: 11 * year, ..exec(2) }])),
+            ("times", Record::new(5, vec![RunningExec { wall_time: 11 * year, ..exec(2) }])),
             ("times", Record::new(5, vec![RunningExec { kill_in: Some(u64::MAX), ..exec(2) }])),
             ("at most 512", Record::new(1000, (1..=513).map(exec).collect())),
         ] {

@@ -34,17 +34,17 @@ impl ExecState {
     pub fn reattach(exec: &RunningExec, limits: &Limits, first: Option<u64>, counted: bool, processors: u32) -> Self {
         let now = Instant::now();
         let elapsed = Duration::from_micros(exec.elapsed);
-        let all = Duration::from_micros(exec.wall).min(elapsed.saturating_add(limits.wall_time));
-        let wall = all.saturating_sub(elapsed);
+        let all = Duration::from_micros(exec.wall_time).min(elapsed.saturating_add(limits.wall_time));
+        let wall_time = all.saturating_sub(elapsed);
         let cpu = [exec.cpu.map(Duration::from_micros), limits.cpu_time].into_iter().flatten().min();
-        let exec_limits = ExecLimits { wall, cpu, counted, processors };
+        let exec_limits = ExecLimits { wall_time, cpu, counted, processors };
         let mut supervision = Supervision::new(now, now, exec_limits);
         if let Some(micros) = exec.kill_in {
             // The former host has sent the signal already.
             supervision.request_stop(StopRequest::Cancel(Duration::from_micros(micros)), now);
         }
         // Time that is used up stays used up if the guest is quiesced again.
-        let exec_limits = ExecLimits { wall: all, ..exec_limits };
+        let exec_limits = ExecLimits { wall_time: all, ..exec_limits };
         // The count at its start cannot exceed the current count.
         let cpu_micros = exec.cpu_base.map(|base| base.min(first.unwrap_or(base)));
         let base = OnceLock::from(Counts { cpu_micros, ..Counts::default() });
@@ -66,12 +66,12 @@ impl ExecState {
     fn record(&self, id: u64, now: Instant) -> RunningExec {
         let micros = |time: Duration| time.min(MAX_TIME).as_micros() as u64;
         let supervision = self.supervision();
-        let ExecLimits { wall, cpu, .. } = self.exec_limits;
-        let wall = wall.min(MAX_TIME);
+        let ExecLimits { wall_time, cpu, .. } = self.exec_limits;
+        let wall_time = wall_time.min(MAX_TIME);
         RunningExec {
             id,
-            elapsed: micros(wall.saturating_sub(supervision.left(now))),
-            wall: micros(wall),
+            elapsed: micros(wall_time.saturating_sub(supervision.left(now))),
+            wall_time: micros(wall_time),
             cpu: cpu.map(micros),
             cpu_base: self.base().cpu_micros,
             script: self.script,
@@ -137,7 +137,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn exec_limits() -> ExecLimits {
-        ExecLimits { wall: SECOND * 10, cpu: Some(SECOND * 4), counted: true, processors: 2 }
+        ExecLimits { wall_time: SECOND * 10, cpu: Some(SECOND * 4), counted: true, processors: 2 }
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
         let expected = RunningExec {
             id: 7,
             elapsed: 4 * second,
-            wall: 10 * second,
+            wall_time: 10 * second,
             cpu: Some(4 * second),
             cpu_base: Some(5),
             script: true,
@@ -169,7 +169,10 @@ mod tests {
         let left = reattached.supervision().left(later);
         assert!(left <= SECOND * 4 && left > SECOND * 3, "{left:?}");
         let again = list.record(&[7], later).remove(0);
-        assert!(again.elapsed >= 6 * second && again.elapsed < 7 * second && again.wall == 10 * second, "{again:?}");
+        assert!(
+            again.elapsed >= 6 * second && again.elapsed < 7 * second && again.wall_time == 10 * second,
+            "{again:?}"
+        );
     }
 
     #[test]
@@ -179,7 +182,7 @@ mod tests {
         let recorded = RunningExec {
             id: 3,
             elapsed: 2 * second,
-            wall: 10 * year,
+            wall_time: 10 * year,
             cpu: None,
             cpu_base: Some(u64::MAX),
             script: false,
@@ -192,7 +195,7 @@ mod tests {
         assert_eq!(reattached.base().cpu_micros, Some(5));
         // The next host gets the same record.
         let again = list.record(&[3], Instant::now()).remove(0);
-        assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
+        assert_eq!((again.wall_time, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
         let later = Instant::now() + SECOND;
         reattached.supervision().tick(later);
         assert!(reattached.supervision().kill_now(later), "its time is over");
@@ -200,7 +203,7 @@ mod tests {
         let limits = Limits { wall_time: SECOND * 1000, cpu_time: Some(SECOND * 1000), ..Limits::default() };
         let generous = list.add(4, ExecState::reattach(&again, &limits, Some(7), true, 1));
         let again = list.record(&[4], Instant::now()).remove(0);
-        assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
+        assert_eq!((again.wall_time, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
         drop(generous);
     }
 

@@ -431,7 +431,7 @@ mod tests {
         const WRITTEN: usize = 3 << 20;
         let cpu = (None, None);
         let exec =
-            RunningExec { id: 3, elapsed: 0, wall: 9, cpu: cpu.0, cpu_base: cpu.1, script: false, kill_in: None };
+            RunningExec { id: 3, elapsed: 0, wall_time: 9, cpu: cpu.0, cpu_base: cpu.1, script: false, kill_in: None };
         let (mut slot, reattached) = crate::exec::reattach(&exec).unwrap();
         let mut output = reattached.handle.output();
         for at in 0..WRITTEN {

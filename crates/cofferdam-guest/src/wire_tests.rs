@@ -216,7 +216,7 @@ proptest! {
     #[test]
     fn requests_to_an_init_are_read_back(
         number: u32, errno: i32, seconds: u64, nanoseconds in 0..1_000_000_000u32, byte: u8, name in "[a-z0-9.-]{1,63}",
-        place in 0..partner::REQUEST, message: Text,
+        offset in 0..partner::REQUEST, message: Text,
     ) {
         let reseed = partner::Reseed {
             now: (seconds, nanoseconds),
@@ -232,7 +232,7 @@ proptest! {
             prop_assert_eq!(partner::decode(&encoded), Some((number, request)));
             prop_assert_eq!(partner::decode(&encoded[1..]), None);
             // A changed message is another valid request or invalid.
-            encoded[place] = encoded[place].wrapping_add(1);
+            encoded[offset] = encoded[offset].wrapping_add(1);
             if let Some((_, partner::Request::Reseed(it))) = partner::decode(&encoded) {
                 prop_assert!(partner::is_name(it.hostname) && it.now.1 < 1_000_000_000);
             }

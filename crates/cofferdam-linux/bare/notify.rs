@@ -128,24 +128,24 @@ impl Quotas {
     /// Answers a single call: a guest that floods this process with calls does not delay its other work for longer.
     pub fn answer_one(&mut self) -> Res<()> {
         let listener = self.listener.number();
-        let asked = match sys::notification(listener) {
-            Ok(asked) => asked,
+        let notification = match sys::notification(listener) {
+            Ok(notification) => notification,
             // The task was killed, or a signal interrupted it. In the latter case it repeats the call.
             Err(sys::ENOENT) => return Ok(()),
             Err(errno) => return Err(errno),
         };
-        let answer = self.decide(&asked);
-        match sys::answer(listener, &asked, answer) {
+        let answer = self.decide(&notification);
+        match sys::answer(listener, &notification, answer) {
             Err(sys::ENOENT) => Ok(()),
             other => other,
         }
     }
 
-    fn decide(&mut self, asked: &Notification) -> sys::Reply {
+    fn decide(&mut self, notification: &Notification) -> sys::Reply {
         let locks = self.locks.as_ref();
-        let error = match asked.number as usize {
+        let error = match notification.number as usize {
             sys::FCNTL => {
-                let (account, kind, quota) = match asked.arguments[1] as u32 {
+                let (account, kind, quota) = match notification.arguments[1] as u32 {
                     F_OFD_SETLK | F_OFD_SETLKW => (&mut self.open_file_locks, Lock::OpenFile, OPEN_FILE_LOCKS),
                     _ => (&mut self.process_locks, Lock::Process, PROCESS_LOCKS),
                 };
@@ -160,22 +160,22 @@ impl Quotas {
                     (None, Lock::OpenFile) => None,
                 })
             }
-            sys::SOCKET => decide_large(&mut self.netlink, asked.task, NETLINK.max_live, &netlink_sockets),
+            sys::SOCKET => decide_large(&mut self.netlink, notification.task, NETLINK.max_live, &netlink_sockets),
             sys::LISTEN => {
                 let own = self.own_listeners;
                 let theirs = || listeners().map(|count| count.saturating_sub(own));
-                let error = decide_large(&mut self.listeners, asked.task, LISTENERS.max_live, &theirs);
+                let error = decide_large(&mut self.listeners, notification.task, LISTENERS.max_live, &theirs);
                 // The kernel treats negative numbers as the longest queue.
                 match self.backlog {
                     Backlog::Bounded => error,
-                    _ if error.is_some() || asked.arguments[1] as u32 <= MAX_BACKLOG => error,
-                    Backlog::Shorten(key) => return listen(asked, key),
+                    _ if error.is_some() || notification.arguments[1] as u32 <= MAX_BACKLOG => error,
+                    Backlog::Shorten(key) => return listen(notification, key),
                     Backlog::Refuse => Some(ENOBUFS),
                 }
             }
             // The other notifications are for new processes. The filter has them only with such a limit.
             _ if self.max_processes < u64::MAX => {
-                let error = decide_large(&mut self.processes, asked.task, self.max_processes, &processes);
+                let error = decide_large(&mut self.processes, notification.task, self.max_processes, &processes);
                 self.processes_refused += u64::from(error.is_some());
                 error
             }
@@ -190,13 +190,13 @@ impl Quotas {
 ///
 /// The socket is the caller's, or another one of the sandbox if the caller changes its descriptors meanwhile. Guests
 /// without dumpable memory or with an ended first thread cannot listen.
-fn listen(asked: &Notification, key: u64) -> sys::Reply {
+fn listen(notification: &Notification, key: u64) -> sys::Reply {
     let listened = || -> Res<()> {
         let mut text = [0; BUFFER];
-        let status = sys::read_file(Path::new("/proc/", asked.task as u32, "/status").bytes(), &mut text);
+        let status = sys::read_file(Path::new("/proc/", notification.task as u32, "/status").bytes(), &mut text);
         let process = texts::field(status, b"Tgid:").ok_or(ENOBUFS)?;
         let handle = sys::open_process(process as i32)?;
-        let socket = sys::take_descriptor(&handle, asked.arguments[0] as i32, key)?;
+        let socket = sys::take_descriptor(&handle, notification.arguments[0] as i32, key)?;
         sys::listen(&socket, MAX_BACKLOG as usize, key)
     };
     listened().map_or_else(sys::Reply::Fail, |()| sys::Reply::Succeed)
@@ -433,14 +433,14 @@ fn count_lines(path: &[u8], counts: fn(&[u8]) -> bool) -> Res<u64> {
 /// Calls `visit` with each line of a file until it returns false.
 fn each_line(file: &Fd, visit: &mut dyn FnMut(&[u8]) -> bool) -> Res<()> {
     let mut buffer = [0; BUFFER];
-    let mut kept = 0;
+    let mut retained = 0;
     loop {
-        let rest = buffer.get_mut(kept..).filter(|rest| !rest.is_empty()).ok_or(sys::EBADMSG)?;
+        let rest = buffer.get_mut(retained..).filter(|rest| !rest.is_empty()).ok_or(sys::EBADMSG)?;
         let length = sys::read(file.number(), rest)?;
         if length == 0 {
             return Ok(());
         }
-        let end = kept + length;
+        let end = retained + length;
         let text = buffer.get(..end).unwrap_or_default();
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let lines = text.get(..whole).unwrap_or_default().split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
@@ -449,8 +449,8 @@ fn each_line(file: &Fd, visit: &mut dyn FnMut(&[u8]) -> bool) -> Res<()> {
                 return Ok(());
             }
         }
-        kept = end - whole;
-        for at in 0..kept {
+        retained = end - whole;
+        for at in 0..retained {
             let byte = buffer.get(whole + at).copied().unwrap_or_default();
             if let Some(slot) = buffer.get_mut(at) {
                 *slot = byte;

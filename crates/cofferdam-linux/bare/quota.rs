@@ -111,7 +111,7 @@ impl InFlight {
     /// call, or never will, if it sleeps otherwise, has been in user mode since, is stopped or gone, or is `asking`,
     /// the task with the next call.
     pub fn settle(&mut self, asking: i32, state: impl Fn(i32) -> Option<TaskState>) -> u64 {
-        let mut kept = 0;
+        let mut retained = 0;
         for at in 0..self.count {
             let Some(&(task, user_ticks)) = self.tasks.get(at) else { break };
             let may_be_calling = |state: TaskState| match state.letter {
@@ -121,14 +121,14 @@ impl InFlight {
                 _ => false,
             };
             if task != asking && state(task).is_some_and(may_be_calling) {
-                if let Some(slot) = self.tasks.get_mut(kept) {
+                if let Some(slot) = self.tasks.get_mut(retained) {
                     *slot = (task, user_ticks);
                 }
-                kept += 1;
+                retained += 1;
             }
         }
-        self.count = kept;
-        kept as u64
+        self.count = retained;
+        retained as u64
     }
 }
 

@@ -43,10 +43,9 @@ pub struct Start {
     pub held_files: Option<HeldFiles>,
 }
 
-/// A file system that only a program in a namespace sees; and a keeper, the namespace's init, which keeps
+/// A file system that only a program in a namespace sees; and the namespace's init, which keeps
 /// [`Start::keep`] open instead of the program: the program can open these files again by their numbers, even if it
 /// closes them.
-///
 ///
 /// Nothing of it has a name outside, so it disappears with the namespace and this process's descriptors.
 #[derive(Debug)]
@@ -57,11 +56,11 @@ pub struct HeldFiles {
     pub at: CString,
     /// The absolute path of the directory with the descriptors.
     pub shown: CString,
-    /// The user and group of the keeper, which may open the descriptors.
+    /// The user and group of the init, which may open the descriptors.
     pub user: (u32, u32),
-    /// The keeper's program, readable by all users. It waits until it has no children, and exits with the status of the
+    /// The init's program, readable by all users. It waits until it has no children, and exits with the status of the
     /// last one.
-    pub keeper: OwnedFd,
+    pub init: OwnedFd,
 }
 
 /// The size of memory pages that the kernel gives a program.
@@ -213,7 +212,7 @@ fn spawn(mut command: Command, start: Start, lifetime: Lifetime) -> io::Result<C
         limits.iter().try_for_each(|(resource, max)| process::cap_limit(*resource, *max))?;
         // Descriptors that this process inherited are open in every program unless they are marked close-on-exec.
         process::keep_none_on_exec()?;
-        // Held files belong to the keeper.
+        // Held files belong to the init.
         if opened_files.is_none() {
             numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))?;
         }
@@ -246,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_program_has_its_descriptors_and_no_others() {
-        let (mut kept, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let (other, inherited) = std::os::unix::net::UnixStream::pair().unwrap();
         // Like a descriptor that a shell left open for this process.
         process::keep_on_exec(inherited.as_raw_fd()).unwrap();
@@ -258,7 +257,7 @@ mod tests {
         command.args(["-c", &script]).env_clear().stdin(Stdio::null());
         let mut child = start(command, Start { keep: vec![theirs.into()], ..Start::default() }).unwrap();
         let mut output = String::new();
-        kept.read_to_string(&mut output).unwrap();
+        ours.read_to_string(&mut output).unwrap();
         assert_eq!(output, "hello\n");
         assert!(child.wait().unwrap().success());
     }
@@ -363,7 +362,7 @@ mod tests {
         assert!(lacks_namespaces(&io::Error::from_raw_os_error(NO_NAMESPACES)));
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let (at, shown) = (CString::default(), CString::default());
-        let held_files = Some(HeldFiles { tree: file(), at, shown, user: (1, 1), keeper: file() });
+        let held_files = Some(HeldFiles { tree: file(), at, shown, user: (1, 1), init: file() });
         let alone = start(Command::new("/bin/true"), Start { held_files, ..Start::default() });
         assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::InvalidInput, "no process would keep it");
     }

@@ -126,10 +126,10 @@ pub fn attach(tree: BorrowedFd<'_>, dir: BorrowedFd<'_>, path: &CStr) -> io::Res
     }
 }
 
-/// Attaches the detached mount `tree` on the opened file or directory `place`.
-pub fn attach_onto(tree: BorrowedFd<'_>, place: BorrowedFd<'_>) -> io::Result<()> {
+/// Attaches the detached mount `tree` on the opened file or directory `target`.
+pub fn attach_onto(tree: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
     let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
-    let (from, to) = (tree.as_raw_fd(), place.as_raw_fd());
+    let (from, to) = (tree.as_raw_fd(), target.as_raw_fd());
     // SAFETY: both paths are NUL-terminated.
     unsafe { check(libc::syscall(libc::SYS_move_mount, from, c"".as_ptr(), to, c"".as_ptr(), flags)).map(drop) }
 }

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, openat};
 
 use crate::process;
-use crate::spawn::{self, Fork};
 use crate::sys::check_int;
 
 /// The flag of each kind of namespace (`CLONE_NEW*`).
@@ -69,28 +69,74 @@ pub fn map_ids(proc: BorrowedFd<'_>, dir: &str, inside: (u32, u32), outside: (u3
 /// Returns a user namespace that maps ids as in [`map_ids`], for [`crate::mount::map_owners`]. `proc` is the mounted
 /// proc file system. No process remains in the namespace.
 pub fn with_ids(proc: BorrowedFd<'_>, inside: (u32, u32), outside: (u32, u32)) -> io::Result<OwnedFd> {
-    // The child takes no locks, so threads of this process do not matter. It does nothing until it is killed.
-    let helper = match spawn::fork(kind::USER, None, None)? {
-        Fork::Child => {
-            let _ = process::die_with_parent();
-            loop {
-                // SAFETY: the call takes nothing and only waits for a signal.
-                unsafe { libc::pause() };
-            }
-        }
-        Fork::Parent(pid) => pid,
-    };
-    let dir = helper.to_string();
-    let mapped = map_ids(proc, &dir, inside, outside).and_then(|()| {
-        let user = openat(proc, format!("{dir}/ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        user.map_err(io::Error::from)
-    });
-    // Not reaped yet, so no other process has its id. It has copies of this process's descriptors until it ends.
-    if let Some(pid) = rustix::process::Pid::from_raw(helper) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    let users = UnmappedUsers::create(proc)?;
+    users.map(inside, outside)?;
+    let [namespace, ..] = users.fds;
+    Ok(namespace)
+}
+
+/// A user namespace without processes, whose ids are mapped later.
+#[derive(Debug)]
+pub struct UnmappedUsers {
+    /// The namespace and its maps of users and of groups.
+    fds: [OwnedFd; 3],
+}
+
+impl UnmappedUsers {
+    /// Creates the namespace. `proc` is the mounted proc file system.
+    pub fn create(proc: BorrowedFd<'_>) -> io::Result<Self> {
+        let helper = ended_child(kind::USER)?;
+        // Until it is reaped, its directory leads to its user namespace, and no other process has its id.
+        let open = |name: &str, flags| openat(proc, format!("{helper}/{name}"), flags | OFlags::CLOEXEC, Mode::empty());
+        let opened = || -> io::Result<_> {
+            File::from(open("setgroups", OFlags::WRONLY)?).write_all(b"deny")?;
+            Ok([open("ns/user", OFlags::RDONLY)?, open("uid_map", OFlags::WRONLY)?, open("gid_map", OFlags::WRONLY)?])
+        };
+        let opened = opened();
+        // SAFETY: the call accepts null for a status that is not wanted.
+        unsafe { libc::waitpid(helper, std::ptr::null_mut(), libc::__WCLONE) };
+        Ok(Self { fds: opened? })
     }
-    mapped
+
+    /// Maps one user and one group id: `inside` there is `outside` in the parent user namespace. Fails the second time.
+    pub fn map(&self, inside: (u32, u32), outside: (u32, u32)) -> io::Result<()> {
+        let [_, users, groups] = &self.fds;
+        rustix::io::write(users, format!("{} {} 1\n", inside.0, outside.0).as_bytes())?;
+        rustix::io::write(groups, format!("{} {} 1\n", inside.1, outside.1).as_bytes())?;
+        Ok(())
+    }
+
+    /// Returns the namespace.
+    pub fn namespace(&self) -> BorrowedFd<'_> {
+        self.fds[0].as_fd()
+    }
+
+    /// Returns the descriptors, from which another process can create the same value.
+    pub fn fds(&self) -> &[OwnedFd; 3] {
+        &self.fds
+    }
+}
+
+impl From<[OwnedFd; 3]> for UnmappedUsers {
+    fn from(fds: [OwnedFd; 3]) -> Self {
+        Self { fds }
+    }
+}
+
+/// Returns the id of a child in new namespaces of these kinds that has already ended. The caller reaps it, with
+/// `__WCLONE`: its end sends no signal, so other code of this process neither sees nor reaps it.
+///
+/// It borrows this process's memory and descriptors. A copy, as a fork makes it, is most of the time of a mount.
+fn ended_child(kinds: u64) -> io::Result<i32> {
+    extern "C" fn end(_: *mut libc::c_void) -> libc::c_int {
+        process::exit_now(0)
+    }
+    // Much more than it needs: a signal handler may run there.
+    let mut stack = MaybeUninit::<[u128; 4096]>::uninit();
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | kinds as libc::c_int;
+    // SAFETY: the child starts at the aligned end of the stack, which only it uses: with CLONE_VFORK, this thread waits
+    // until it has ended. It takes no locks and writes to nothing else.
+    unsafe { check_int(libc::clone(end, stack.as_mut_ptr().add(1).cast(), flags, std::ptr::null_mut())) }
 }
 
 /// Brings the loopback interface of the current network namespace up.
@@ -146,7 +192,18 @@ fn interface_socket() -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
+
+    #[test]
+    fn ids_are_mapped_once() {
+        let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let users = match UnmappedUsers::create(proc.as_fd()) {
+            Ok(users) => users,
+            Err(error) => return println!("SKIP ids_are_mapped_once: no user namespaces: {error}"),
+        };
+        users.map((7, 8), own).unwrap();
+        assert!(users.map((9, 9), own).is_err());
+    }
 
     #[test]
     fn threads_map_ids_at_the_same_time() {

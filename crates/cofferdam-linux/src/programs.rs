@@ -98,13 +98,13 @@ mod tests {
         assert!(find().unwrap_err().is_missing(), "it is not a program");
         set(&tool, 0o755);
         assert_eq!(find().unwrap(), tool);
-        for (changed, mode, kept) in [(&tool, 0o777, 0o755), (&second, 0o777, 0o755)] {
+        for (changed, mode, original) in [(&tool, 0o777, 0o755), (&second, 0o777, 0o755)] {
             set(changed, mode);
             for name in [OsStr::new("tool"), tool.as_os_str()] {
                 let remedy = trusted(name, &path).unwrap_err().remedy();
                 assert_eq!(remedy, format!("chmod go-w {}", changed.display()), "{name:?}");
             }
-            set(changed, kept);
+            set(changed, original);
         }
         // The first one is the one that would be started.
         fs::write(&other, "#!/bin/sh\n").unwrap();

@@ -55,7 +55,7 @@ pub(crate) fn enter_namespace(opened_files: Option<&mut OpenedFiles>) -> io::Res
         exit_now(1);
     }
     if let Some(opened_files) = opened_files {
-        return with_keeper(&relay_alive, opened_files);
+        return with_init(&relay_alive, opened_files);
     }
     drop(relay_alive);
     match fork()? {
@@ -67,8 +67,8 @@ pub(crate) fn enter_namespace(opened_files: Option<&mut OpenedFiles>) -> io::Res
     }
 }
 
-/// Does the same with an init that keeps files open: the program continues once the keeper runs.
-fn with_keeper(relay_alive: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Result<()> {
+/// Does the same with an init that keeps files open: the program continues once the init runs.
+fn with_init(relay_alive: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Result<()> {
     let HeldFiles { tree, at, shown, .. } = &opened_files.held_files;
     namespace::unshare(kind::MOUNT)?;
     // Unmounts of the host take effect here as well.
@@ -77,7 +77,7 @@ fn with_keeper(relay_alive: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Res
     let own = openat(mount::cwd(), c"/proc/self", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let (reader, ready) = pipe()?;
     if fork()?.is_some() {
-        let error = become_keeper(relay_alive, &ready, opened_files);
+        let error = become_init(relay_alive, &ready, opened_files);
         let code = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
         // Without this message, the program would take the end of this process for readiness, were it not killed by it.
         let _ = rustix::io::write(&ready, &code);
@@ -100,12 +100,12 @@ fn with_keeper(relay_alive: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Res
     }
 }
 
-/// Executes the keeper. Returns only if that fails. The kernel closes `ready` when the keeper runs.
-fn become_keeper(relay_alive: &OwnedFd, ready: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Error {
+/// Executes the init. Returns only if that fails. The kernel closes `ready` when the init runs.
+fn become_init(relay_alive: &OwnedFd, ready: &OwnedFd, opened_files: &mut OpenedFiles) -> io::Error {
     let OpenedFiles { held_files, numbers, space } = opened_files;
     space.clear();
     space.extend_from_slice(numbers);
-    space.extend([relay_alive.as_raw_fd(), ready.as_raw_fd(), held_files.keeper.as_raw_fd()]);
+    space.extend([relay_alive.as_raw_fd(), ready.as_raw_fd(), held_files.init.as_raw_fd()]);
     close_all_but(space);
     let prepare = || {
         become_user(held_files.user.0, held_files.user.1)?;
@@ -118,13 +118,13 @@ fn become_keeper(relay_alive: &OwnedFd, ready: &OwnedFd, opened_files: &mut Open
     };
     match prepare() {
         Err(error) => error,
-        Ok(()) => execute(&held_files.keeper),
+        Ok(()) => execute(&held_files.init),
     }
 }
 
 /// Executes an open program with only its name as argument. Returns the error if it fails.
 fn execute(program: &OwnedFd) -> io::Error {
-    let (arguments, none) = ([c"cofferdam-keeper".as_ptr(), std::ptr::null()], [std::ptr::null::<u8>()]);
+    let (arguments, none) = ([c"cofferdam-init".as_ptr(), std::ptr::null()], [std::ptr::null::<u8>()]);
     let (number, empty) = (program.as_raw_fd(), c"".as_ptr());
     // SAFETY: both lists end with a null, and all of it lives through the call.
     let failed = unsafe {
@@ -227,8 +227,8 @@ mod tests {
     #[test]
     fn a_program_outlives_the_thread_that_started_it() {
         for start in starts() {
-            let asked = std::thread::spawn(move || start(shell("sleep 0.2; echo alive"), Start::default()).unwrap());
-            let mut child = asked.join().unwrap();
+            let started = std::thread::spawn(move || start(shell("sleep 0.2; echo alive"), Start::default()).unwrap());
+            let mut child = started.join().unwrap();
             let mut text = String::new();
             child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, "alive\n");

@@ -61,7 +61,7 @@ impl Handler {
 
     /// Returns true if this backend and the allowed languages support a tool.
     fn offers(&self, tool: &str) -> bool {
-        let can = |capability| self.server.place.capabilities.contains(&capability);
+        let can = |capability| self.server.profile.capabilities.contains(&capability);
         match Name::parse(tool) {
             Some(Name::RunCommand) => can(Capability::UnixPrograms) && self.server.runs_shells(),
             Some(Name::SnapshotSandbox | Name::RestoreSandbox) => can(Capability::Snapshot),

@@ -204,11 +204,11 @@ mod tests {
         let opening = interpreters.enter(&name, "python").unwrap();
         assert_eq!(interpreters.enter(&name, "python").unwrap_err().kind(), ErrorKind::Conflict);
         drop(opening);
-        let kept: Vec<_> = (0..MAX_NAMES)
+        let entered: Vec<_> = (0..MAX_NAMES)
             .map(|number| interpreters.enter(&Name::parse(&number.to_string()).unwrap(), "python").unwrap())
             .collect();
         assert_eq!(interpreters.enter(&name, "python").unwrap_err().kind(), ErrorKind::ResourceExhausted);
-        drop(kept);
+        drop(entered);
         assert!(matches!(interpreters.enter(&name, "python"), Ok(Entered::New(_))));
     }
 }

@@ -44,7 +44,7 @@ pub struct CodeOutput {
     pub session: Option<InterpreterState>,
     /// The sandbox of the call.
     #[serde(flatten)]
-    pub place: UsedSandbox,
+    pub used: UsedSandbox,
 }
 
 /// A live interpreter, after a call.
@@ -100,7 +100,7 @@ pub struct CommandResult {
     pub working_dir: String,
     /// The sandbox of the call.
     #[serde(flatten)]
-    pub place: UsedSandbox,
+    pub used: UsedSandbox,
 }
 
 /// The end of a command or of code.
@@ -189,7 +189,7 @@ pub struct Written {
     pub bytes: u64,
     /// The sandbox of the call.
     #[serde(flatten)]
-    pub place: UsedSandbox,
+    pub used: UsedSandbox,
 }
 
 /// Result of `edit_file`.

@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     /// Interpreters that live between calls.
     pub(crate) interpreters: Sessions,
     /// The backend's description for code execution.
-    pub(crate) place: BackendProfile,
+    pub(crate) profile: BackendProfile,
     calls: Calls,
     sessions: AtomicU64,
 }
@@ -57,10 +57,10 @@ impl Server {
         let store = Store::new(config.bounds.clone());
         let calls = Calls::default();
         let executor = Executor::new(config.code.clone())?;
-        let place = BackendProfile::of(&*backend);
+        let profile = BackendProfile::of(&*backend);
         let sessions = AtomicU64::new(0);
         let interpreters = Sessions::new(executor.clone());
-        Ok(Self(Arc::new(Inner { backend, config, store, executor, interpreters, place, calls, sessions })))
+        Ok(Self(Arc::new(Inner { backend, config, store, executor, interpreters, profile, calls, sessions })))
     }
 
     /// Creates the handler of one client session. Dropping it closes the sandboxes of the session.
@@ -133,10 +133,10 @@ impl Inner {
     pub async fn create(&self, account: impl Into<Account>, source: Source) -> Result<InUse> {
         let reserved = self.store.reserve(account)?;
         let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
-        let (executor, place) = (self.executor.clone(), self.place.clone());
+        let (executor, profile) = (self.executor.clone(), self.profile.clone());
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
-            let created = match create(&*backend, &executor, &place, source).await {
+            let created = match create(&*backend, &executor, &profile, source).await {
                 Ok(sandbox) => store.put(reserved, sandbox).await,
                 Err(error) => Err(error),
             };
@@ -195,12 +195,12 @@ impl Drop for Unclaimed {
 async fn create(
     backend: &dyn Backend,
     executor: &Executor,
-    place: &BackendProfile,
+    profile: &BackendProfile,
     source: Source,
 ) -> Result<Arc<dyn Sandbox>> {
     match source {
         Source::Spec(spec) => executor.record_network(backend.create(*spec).await?).await,
-        Source::State(state) => resume(backend, executor, place, state).await,
+        Source::State(state) => resume(backend, executor, profile, state).await,
     }
 }
 
@@ -209,7 +209,7 @@ async fn create(
 async fn resume(
     backend: &dyn Backend,
     executor: &Executor,
-    place: &BackendProfile,
+    profile: &BackendProfile,
     state: State,
 ) -> Result<Arc<dyn Sandbox>> {
     let (spec, origin) = match &state {
@@ -225,7 +225,7 @@ async fn resume(
         };
         sandbox.map(|sandbox| (sandbox, ()))
     };
-    let (sandbox, ()) = executor.restore(place, &spec, origin, create).await?;
+    let (sandbox, ()) = executor.restore(profile, &spec, origin, create).await?;
     Ok(sandbox)
 }
 
@@ -256,7 +256,7 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(100)).await;
         drop(making);
         tokio::time::timeout(Duration::from_secs(10), until(0)).await.expect("it is closed");
-        let kept = server.0.create(owner, Source::Spec(Box::default())).await.unwrap();
-        assert_eq!(store.sandboxes(owner), [kept.id()]);
+        let created = server.0.create(owner, Source::Spec(Box::default())).await.unwrap();
+        assert_eq!(store.sandboxes(owner), [created.id()]);
     }
 }

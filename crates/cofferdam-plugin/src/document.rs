@@ -1,4 +1,4 @@
-//! A parsed manifest, and the place of each part of it in the text.
+//! A parsed manifest, and the position of each part of it in the text.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -45,7 +45,7 @@ pub struct Document<'t> {
     repeated: Vec<Problem>,
 }
 
-/// The part of a problem's place.
+/// The part of a problem's location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
     Key,

@@ -1,7 +1,7 @@
 //! Plugins: their manifests, and the rules that they must keep.
 //!
 //! ```text
-//! plugin.toml or plugin.json --document--> value, with the place of each part
+//! plugin.toml or plugin.json --document--> value, with the position of each part
 //!     --schema, rules--> every problem at once, or a Manifest
 //! ```
 //!

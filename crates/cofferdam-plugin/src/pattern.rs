@@ -14,10 +14,10 @@ pub fn is_event_name(name: &str) -> bool {
 pub fn is_event_pattern(pattern: &str) -> bool {
     let parts: Vec<&str> = pattern.split('.').collect();
     let is_single = |part: &str| part == "*" || is_part(part);
-    let fits = parts
+    let is_valid = parts
         .split_last()
         .is_some_and(|(last, before)| before.iter().all(|part| is_single(part)) && (is_single(last) || *last == "**"));
-    fits && parts.len() <= MAX_PARTS && pattern.len() <= MAX_LENGTH
+    is_valid && parts.len() <= MAX_PARTS && pattern.len() <= MAX_LENGTH
 }
 
 /// Returns true if a pattern includes a name, or all names of another pattern. `weather.**` includes `weather`, too.

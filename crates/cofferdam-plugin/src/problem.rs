@@ -24,7 +24,7 @@ impl Severity {
     }
 }
 
-/// A problem of a manifest, with its place and remedy.
+/// A problem of a manifest, with its location and remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The weight.

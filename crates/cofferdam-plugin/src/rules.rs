@@ -54,7 +54,7 @@ fn entry(value: &Value, findings: &mut Vec<Finding>) {
         bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_' || first == b'$')
             && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'$')
     };
-    let fits = match (runtime, entry) {
+    let is_valid = match (runtime, entry) {
         (_, Value::Null) => return,
         ("python", Value::String(text)) => text.split_once(':').is_some_and(|(module, function)| {
             module.split('.').all(is_name) && is_name(function) && !text.contains('$')
@@ -70,7 +70,7 @@ fn entry(value: &Value, findings: &mut Vec<Finding>) {
         }
         _ => false,
     };
-    if !fits {
+    if !is_valid {
         add(format!("the entry does not fit the runtime {runtime}"), remedy);
     }
 }
@@ -241,13 +241,13 @@ fn events(value: &Value, findings: &mut Vec<Finding>) {
 fn times(value: &Value, findings: &mut Vec<Finding>) {
     let time =
         |pointer: &str| value.pointer(pointer).and_then(Value::as_str).and_then(|text| parse_duration(text).ok());
-    let (least, most) = ("/sandbox/restart/minBackoff", "/sandbox/restart/maxBackoff");
-    if let (Some(short), Some(long)) = (time(least), time(most))
+    let (min, max) = ("/sandbox/restart/minBackoff", "/sandbox/restart/maxBackoff");
+    if let (Some(short), Some(long)) = (time(min), time(max))
         && short > long
     {
         let message = "minBackoff is longer than maxBackoff".to_owned();
         let remedy = "write a longer maxBackoff".to_owned();
-        findings.push((Severity::Error, most.to_owned(), At::Value, "backoff", message, remedy));
+        findings.push((Severity::Error, max.to_owned(), At::Value, "backoff", message, remedy));
     }
     let of_methods = value["methods"].as_object().into_iter().flatten();
     let of_methods = of_methods.map(|(name, _)| below(&below("/methods", name), "timeout"));

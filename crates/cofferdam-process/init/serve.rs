@@ -166,12 +166,12 @@ impl Init {
     fn turn(&mut self, buffers: &mut Buffers) -> Res<bool> {
         // Poll only while a program runs: an idle sandbox sleeps.
         let due = self.watch.as_ref().filter(|_| sys::has_children()).map(Watch::left);
-        let [asked, _] = self.quotas.numbers();
-        let mut polled = [self.control, self.children.number(), asked].map(|fd| PollFd::new(fd, Ready::Read));
+        let [notified, _] = self.quotas.numbers();
+        let mut polled = [self.control, self.children.number(), notified].map(|fd| PollFd::new(fd, Ready::Read));
         sys::poll(&mut polled, due)?;
-        let [requests, ended, asked] = polled.map(|fd| fd.is_ready());
+        let [requests, ended, notified] = polled.map(|fd| fd.is_ready());
         // Answer one call per turn, so that requests and ends are not delayed.
-        if asked {
+        if notified {
             self.quotas.answer_one()?;
         }
         if ended && !self.collect(&mut buffers.running)? {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ExecHandle, ExecRequest, Level,
-    Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
+    Access, Backend, ByteSize, Capabilities, Capability, DirectoryId, Error, ExecHandle, ExecRequest, Level,
+    PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
@@ -43,7 +43,7 @@ pub struct ProcessBackend {
 
 /// Makes sure that there is a place for another launcher, by dropping those without sandboxes. Launchers in use live on
 /// through their sandboxes.
-fn has_place(launchers: &mut HashMap<Root, Arc<Launcher>>) -> bool {
+fn has_slot(launchers: &mut HashMap<Root, Arc<Launcher>>) -> bool {
     let is_other = |root: &Root| *root != (None, Vec::new());
     let count = |launchers: &HashMap<Root, Arc<Launcher>>| launchers.keys().filter(|root| is_other(root)).count();
     if count(launchers) >= MAX_LAUNCHERS {
@@ -94,7 +94,7 @@ impl ProcessBackend {
             return Ok(Arc::clone(launcher));
         }
         // Other tenants' roots must not leave a sandbox without a launcher: it then gets one that ends with it.
-        let is_kept = root == (None, Vec::new()) || has_place(&mut launchers);
+        let is_retained = root == (None, Vec::new()) || has_slot(&mut launchers);
         let with_host = root.0.is_none();
         let configure = Configure {
             root: root.0.clone(),
@@ -103,7 +103,7 @@ impl ProcessBackend {
             interpreters: if with_host { self.interpreters.parts() } else { Vec::new() },
             hidden: if with_host { self.hidden.clone() } else { Vec::new() },
             use_cgroups: self.config.control_groups == ControlGroups::Auto,
-            prepare_ahead: is_kept && self.config.prepare_ahead,
+            prepare_ahead: is_retained && self.config.prepare_ahead,
         };
         let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure)?);
         if launcher.is_single() {
@@ -111,7 +111,7 @@ impl ProcessBackend {
             return Ok(launcher);
         }
         launcher.ready().await?;
-        if is_kept {
+        if is_retained {
             launchers.insert(root, Arc::clone(&launcher));
         }
         Ok(launcher)
@@ -215,12 +215,6 @@ impl Backend for ProcessBackend {
         let (launcher, create, inputs) = self.plan(spec).await?;
         let (sandbox, handle) = creation::start_one(launcher, create, inputs, request).await?;
         Ok((Arc::new(sandbox), handle))
-    }
-
-    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
-        request.validate()?;
-        let (launcher, create, inputs) = self.plan(spec).await?;
-        creation::run(launcher, create, inputs, request).await
     }
 
     async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {

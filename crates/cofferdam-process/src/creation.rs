@@ -5,9 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{
-    Command, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Posture, Result, Sandbox, after_close, collect,
-};
+use cofferdam_contract::{Command, Error, ErrorKind, ExecHandle, ExecRequest, Result, Sandbox};
 
 use crate::client::Launcher;
 use crate::core::Enrolled;
@@ -26,20 +24,6 @@ pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: Sandbox
     create.probe = launcher.known_probes(kind(&create)).is_none();
     let control = launcher.create(&create)?;
     Ok(receive(launcher, create, inputs, control).await?.0)
-}
-
-/// Creates a sandbox, runs one command in it and closes it.
-pub async fn run(
-    launcher: Arc<Launcher>,
-    create: Create,
-    inputs: SandboxInputs,
-    request: ExecRequest,
-) -> Result<(Completed, Posture)> {
-    let request = request.to_builder().output_buffer(request.max_output()).build()?;
-    let (sandbox, handle) = start_one(launcher, create, inputs, request).await?;
-    let result = collect(handle).await;
-    let closed = sandbox.close().await;
-    after_close(result.map(|completed| (completed, sandbox.posture().clone())), closed)
 }
 
 /// Creates a sandbox and starts its only command. The command is requested together with the sandbox. It starts at

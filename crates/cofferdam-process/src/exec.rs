@@ -169,7 +169,7 @@ pub async fn attach(
     let control = Arc::new(Control { stops, terminal: control_end });
     let (handle, driver) = ExecHandle::new(ExecId(exec), request, ends.stdin.take(), control);
     let limits = ExecLimits {
-        wall: request.timeout().unwrap_or(core.limits().wall_time),
+        wall_time: request.timeout().unwrap_or(core.limits().wall_time),
         cpu: core.limits().cpu_time,
         counted: core.stats.is_some(),
         processors: cofferdam_linux::process::processors(),

@@ -128,7 +128,7 @@ pub(crate) struct Draft {
     dir: OwnedFd,
     draft: String,
     name: PathBuf,
-    kept: bool,
+    is_persisted: bool,
 }
 
 static DRAFTS: AtomicU64 = AtomicU64::new(0);
@@ -153,21 +153,21 @@ impl Draft {
         let draft = format!(".cofferdam-draft-{}-{number}", std::process::id());
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&dir, draft.as_str(), flags, Mode::from_raw_mode(0o644))?;
-        let draft = Self { dir, draft, name, kept: false };
+        let draft = Self { dir, draft, name, is_persisted: false };
         give(&file, owner)?;
         Ok((draft, std::fs::File::from(file)))
     }
 
     pub(crate) fn keep(mut self) -> io::Result<()> {
         rustix::fs::renameat(&self.dir, self.draft.as_str(), &self.dir, &self.name)?;
-        self.kept = true;
+        self.is_persisted = true;
         Ok(())
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.is_persisted {
             let _ = rustix::fs::unlinkat(&self.dir, self.draft.as_str(), AtFlags::empty());
         }
     }

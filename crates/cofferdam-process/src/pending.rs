@@ -172,22 +172,22 @@ impl PendingSandbox {
     pub async fn adapt(&mut self, spec: &Spec) -> Result<()> {
         let limits = spec.limits();
         let create = &mut self.create;
-        let asked = Adapt {
+        let requested = Adapt {
             serial: create.serial,
             disk: limits.disk.map(ByteSize::as_bytes),
             memory: limits.memory.map(ByteSize::as_bytes),
             tasks: limits.pids.map(u64::from),
         };
-        if (asked.disk, asked.memory, asked.tasks) == (create.disk, create.memory, create.tasks) {
+        if (requested.disk, requested.memory, requested.tasks) == (create.disk, create.memory, create.tasks) {
             return Ok(());
         }
-        (create.disk, create.memory, create.tasks) = (asked.disk, asked.memory, asked.tasks);
-        self.core.launcher.adapt(asked).await?;
+        (create.disk, create.memory, create.tasks) = (requested.disk, requested.memory, requested.tasks);
+        self.core.launcher.adapt(requested).await?;
         // This is the sandbox's file system, through one of its directories.
         let disk = rustix::fs::fstatvfs(&self.core.code)
             .map_err(|error| error::os("claim", "cannot measure the sandbox's tmpfs", error.into()))?;
         (self.evidence.disk_bytes, self.evidence.disk_files) = (disk.f_blocks * disk.f_frsize, disk.f_files);
-        if self.evidence.disk_bytes < limits.disk.map_or(0, |asked| asked.as_bytes() / PAGE * PAGE) {
+        if self.evidence.disk_bytes < limits.disk.map_or(0, |requested| requested.as_bytes() / PAGE * PAGE) {
             return Err(Error::new(
                 ErrorKind::Internal,
                 "claim",

@@ -86,24 +86,24 @@ impl<'a> SpecPlan<'a> {
     }
 
     /// Returns true if a sandbox that was prepared by this plan can be adapted to another one.
-    pub fn can_become(&self, asked: &Self, has_groups: bool) -> bool {
-        let Adjustable { memory, pids, disk, cpu_time } = &asked.adjustable;
+    pub fn can_become(&self, requested: &Self, has_groups: bool) -> bool {
+        let Adjustable { memory, pids, disk, cpu_time } = &requested.adjustable;
         let prepared = &self.adjustable;
         // An existing limit can be lowered. The maximum file size was set for the template, and cannot be raised.
         let is_disk_compatible = match (prepared.disk, disk) {
-            (Some(prepared), Some(asked)) => *asked <= prepared,
-            (prepared, asked) => prepared == *asked,
+            (Some(prepared), Some(requested)) => *requested <= prepared,
+            (prepared, requested) => prepared == *requested,
         };
         // A process inherits its limit from the template: it must not take effect before the requested limit.
         let is_cpu_time_compatible = match (prepared.cpu_time, cpu_time) {
             (None, None) => true,
             (None, Some(_)) => has_groups,
-            (Some(prepared), Some(asked)) => prepared == *asked || has_groups && prepared > *asked,
+            (Some(prepared), Some(requested)) => prepared == *requested || has_groups && prepared > *requested,
             (Some(_), None) => false,
         };
         let are_groups_compatible = has_groups || (*memory == prepared.memory && *pids == prepared.pids);
-        matches!(asked.built_in.workspace, Workspace::Private { .. })
-            && self.built_in == asked.built_in
+        matches!(requested.built_in.workspace, Workspace::Private { .. })
+            && self.built_in == requested.built_in
             && is_disk_compatible
             && is_cpu_time_compatible
             && are_groups_compatible

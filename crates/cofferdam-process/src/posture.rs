@@ -143,7 +143,9 @@ fn describe_image(measured: &Measured<'_>) -> String {
 fn describe_mounts(measured: &Measured<'_>) -> String {
     match (measured.evidence.mounts, measured.spec.mounts().len()) {
         (0, 0) => String::new(),
-        (held, asked) => format!("; {held} of {asked} mounts have the requested files, access and size, nosuid, nodev"),
+        (held, requested) => {
+            format!("; {held} of {requested} mounts have the requested files, access and size, nosuid, nodev")
+        }
     }
 }
 
@@ -273,8 +275,8 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
 }
 
 /// Compares a limit with the requested one. The kernel rounds down to whole pages.
-fn close_to(value: Option<u64>, asked: u64) -> bool {
-    value.is_some_and(|value| value <= asked && asked - value < 65_536)
+fn close_to(value: Option<u64>, requested: u64) -> bool {
+    value.is_some_and(|value| value <= requested && requested - value < 65_536)
 }
 
 fn group_remedy(measured: &Measured<'_>) -> String {
@@ -288,8 +290,8 @@ pub(crate) fn delegation_remedy(is_root: bool) -> String {
 }
 
 fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.memory else { return not_requested(Protection::Memory, "no limit asked for") };
-    let bytes = asked.as_bytes();
+    let Some(requested) = limits.memory else { return not_requested(Protection::Memory, "no limit asked for") };
+    let bytes = requested.as_bytes();
     if let Some(group) = measured.group {
         let holds = close_to(group.memory, bytes) && measured.evidence.members > 0;
         let swap =
@@ -336,8 +338,8 @@ fn with_sockets(mut item: PostureItem, measured: &Measured<'_>, group: &GroupBou
 }
 
 fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.cpu_time else { return not_requested(Protection::CpuTime, "no limit asked for") };
-    let seconds = asked.as_secs_f64();
+    let Some(requested) = limits.cpu_time else { return not_requested(Protection::CpuTime, "no limit asked for") };
+    let seconds = requested.as_secs_f64();
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_counts.1) {
         let version = group.version;
         return row(
@@ -346,7 +348,7 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
             format!("{version} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process"),
         );
     }
-    let per_process = measured.evidence.process_limits[2] <= asked.as_secs() + 2;
+    let per_process = measured.evidence.process_limits[2] <= requested.as_secs() + 2;
     let item = row(
         Protection::CpuTime,
         per_process && measured.evidence.watching,
@@ -359,18 +361,18 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn cpus(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.cpus else { return not_requested(Protection::Cpus, "no limit asked for") };
-    let millis = u64::from(asked.as_millis());
+    let Some(requested) = limits.cpus else { return not_requested(Protection::Cpus, "no limit asked for") };
+    let millis = u64::from(requested.as_millis());
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_cpu) {
         let holds = group.cpu_millis.is_some_and(|value| value <= millis.max(10));
-        return row(Protection::Cpus, holds, format!("{} CPU quota of {asked} processors", group.version));
+        return row(Protection::Cpus, holds, format!("{} CPU quota of {requested} processors", group.version));
     }
     let processors = u64::from(measured.evidence.processors);
     let holds = processors * 1000 <= millis && measured.group.is_none();
     let mut item =
         row(Protection::Cpus, holds, format!("bound to {processors} processors, which the sandbox cannot change"));
     if !holds {
-        item.mechanism = format!("no control group bounds the share of {asked} processors");
+        item.mechanism = format!("no control group bounds the share of {requested} processors");
     }
     with_remedy(item, format!("ask for a whole number of processors, or {}", group_remedy(measured)))
 }
@@ -388,18 +390,18 @@ fn processes(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn tasks(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.pids.map(u64::from) else {
+    let Some(requested) = limits.pids.map(u64::from) else {
         return not_requested(Protection::Processes, "no limit asked for");
     };
     if let Some(group) = measured.group {
-        let holds = group.tasks.is_some_and(|tasks| tasks <= asked + 1) && measured.evidence.members > 0;
+        let holds = group.tasks.is_some_and(|tasks| tasks <= requested + 1) && measured.evidence.members > 0;
         return row(
             Protection::Processes,
             holds,
             format!("{} pids.max {} (the init is one of them)", group.version, group.tasks.unwrap_or(0)),
         );
     }
-    let holds = measured.evidence.process_limits[1] <= asked + 1;
+    let holds = measured.evidence.process_limits[1] <= requested + 1;
     let item = row(
         Protection::Processes,
         holds,
@@ -412,8 +414,8 @@ fn tasks(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.disk else { return not_requested(Protection::Disk, "no limit asked for") };
-    let bytes = asked.as_bytes();
+    let Some(requested) = limits.disk else { return not_requested(Protection::Disk, "no limit asked for") };
+    let bytes = requested.as_bytes();
     let evidence = measured.evidence;
     let sized =
         evidence.disk_bytes > 0 && evidence.disk_bytes <= bytes.next_multiple_of(4096) && evidence.disk_files > 0;
@@ -434,7 +436,7 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
             protection: Protection::Disk,
             state: ProtectionState::WeakerThanRequired,
             mechanism: format!(
-                "a host directory cannot be sized: there each file is limited to {asked} (RLIMIT_FSIZE), their sum is not; \
+                "a host directory cannot be sized: there each file is limited to {requested} (RLIMIT_FSIZE), their sum is not; \
                  /tmp and /dev/shm are {tmpfs}"
             ),
             probed: true,
@@ -446,7 +448,7 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
             protection: Protection::Disk,
             state: ProtectionState::WeakerThanRequired,
             mechanism: format!(
-                "writable mounts of the host ({unlimited}) cannot be sized: there each file is limited to {asked} \
+                "writable mounts of the host ({unlimited}) cannot be sized: there each file is limited to {requested} \
                  (RLIMIT_FSIZE), their sum is not; /tmp and /dev/shm are {tmpfs}"
             ),
             probed: true,

@@ -88,7 +88,7 @@ impl PreparedSandbox for PreparedProcessSandbox {
 /// Returns true if a sandbox prepared for `template` can be used for `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
     match (SpecPlan::of(template), SpecPlan::of(spec)) {
-        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, has_groups),
+        (Ok(prepared), Ok(requested)) => prepared.can_become(&requested, has_groups),
         _ => false,
     }
 }

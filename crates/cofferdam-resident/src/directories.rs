@@ -145,7 +145,7 @@ mod tests {
         Spec::builder().workspace(workspace).build().unwrap()
     }
 
-    fn place() -> (tempfile::TempDir, PathBuf) {
+    fn temp_path() -> (tempfile::TempDir, PathBuf) {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().canonicalize().unwrap();
         (temp, path)
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_name_without_its_directory_is_refused() {
-        let (_temp, top) = place();
+        let (_temp, top) = temp_path();
         for name in ["named", "other"] {
             std::fs::create_dir(top.join(name)).unwrap();
         }
@@ -173,7 +173,7 @@ mod tests {
     /// Some file systems give the inode number of a removed directory to the next one created.
     #[test]
     fn inode_of_an_open_directory_is_not_reused() {
-        let (_temp, top) = place();
+        let (_temp, top) = temp_path();
         let path = top.join("named");
         std::fs::create_dir(&path).unwrap();
         let (recorded, held) = open(&spec(&path)).unwrap();
@@ -187,7 +187,7 @@ mod tests {
 
     #[tokio::test]
     async fn descriptors_come_with_the_bytes_and_are_bounded() {
-        let (_temp, top) = place();
+        let (_temp, top) = temp_path();
         let (_, one) = open(&spec(&top)).unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut receiver = Receiver::new(theirs.into_split().0);

@@ -30,7 +30,7 @@ mod server;
 mod settings;
 mod socket_directory;
 
-pub use client::{Asked, Connection, Refusal, ResidentBackend};
+pub use client::{Connection, Refusal, Requirements, ResidentBackend};
 pub use config::{ResidentConfig, Surroundings};
 pub use message::Status;
 pub use server::{Http, ResidentServer};

@@ -163,8 +163,8 @@ impl RunRequest {
         let request = run.request;
         request.validate()?;
         // Output for a client that does not read is buffered in this process.
-        let kept = request.output_buffer().min(MAX_KEPT);
-        Ok((spec, request.to_builder().output_buffer(kept).build()?))
+        let buffer = request.output_buffer().min(MAX_KEPT);
+        Ok((spec, request.to_builder().output_buffer(buffer).build()?))
     }
 }
 

@@ -135,7 +135,7 @@ impl Admission {
             let waiter = Waiter { demand, answer: sender };
             (state.queue.push(now, tenant, weight, deadline, waiter), answer)
         };
-        // The place in the queue is given back if the caller no longer waits.
+        // The position in the queue is given back if the caller no longer waits.
         let _place = QueueEntry { of: self, deadline, ticket };
         // It may fit beside a larger one that waits.
         self.admit_waiting();

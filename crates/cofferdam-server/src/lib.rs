@@ -21,7 +21,7 @@
 //!   which the program owns: `pools.rs`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
-//! - The place of a request in its client's trace: `trace.rs`. Spans: `tracer.rs`; their export: `otlp.rs`.
+//! - The position of a request in its client's trace: `trace.rs`. Spans: `tracer.rs`; their export: `otlp.rs`.
 //! - The tasks that run now: `tasks.rs`.
 //! - State that outlives the server: `store/`, one file for each table.
 //! - Endpoints: `rest/`, one file each; their documents: `rest/views.rs`; errors: `rest/problem.rs`.

@@ -237,11 +237,11 @@ impl Policy {
         }
     }
 
-    fn limits(&self, asked: Option<Limits>, bounds: &Bounds) -> Result<Limits> {
-        let Some(asked) = asked else { return Ok(self.max_limits.clone()) };
+    fn limits(&self, requested: Option<Limits>, bounds: &Bounds) -> Result<Limits> {
+        let Some(requested) = requested else { return Ok(self.max_limits.clone()) };
         // A new limit must be capped here.
-        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-        let most = &self.max_limits;
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = requested;
+        let max = &self.max_limits;
         if wall_time > bounds.max_life {
             return Err(denied(format!(
                 "the limit wall_time is at most {} s on this server",
@@ -249,13 +249,13 @@ impl Policy {
             )));
         }
         Ok(Limits {
-            cpu_time: capped("cpu_time", cpu_time, most.cpu_time, |value| format!("{}s", value.as_secs_f64()))?,
-            memory: capped("memory", memory, most.memory, ToString::to_string)?,
-            disk: capped("disk", disk, most.disk, ToString::to_string)?,
+            cpu_time: capped("cpu_time", cpu_time, max.cpu_time, |value| format!("{}s", value.as_secs_f64()))?,
+            memory: capped("memory", memory, max.memory, ToString::to_string)?,
+            disk: capped("disk", disk, max.disk, ToString::to_string)?,
             wall_time,
-            pids: capped("pids", pids, most.pids, ToString::to_string)?,
-            processes: capped("processes", processes, most.processes, ToString::to_string)?,
-            cpus: capped("cpus", cpus, most.cpus, ToString::to_string)?,
+            pids: capped("pids", pids, max.pids, ToString::to_string)?,
+            processes: capped("processes", processes, max.processes, ToString::to_string)?,
+            cpus: capped("cpus", cpus, max.cpus, ToString::to_string)?,
         })
     }
 
@@ -341,23 +341,27 @@ fn is_address(host: &str) -> bool {
 
 fn capped<T: PartialOrd>(
     what: &str,
-    asked: Option<T>,
-    most: Option<T>,
+    requested: Option<T>,
+    max: Option<T>,
     show: impl Fn(&T) -> String,
 ) -> Result<Option<T>> {
-    match (asked, most) {
-        (asked, None) => Ok(asked),
-        (Some(asked), Some(most)) if asked <= most => Ok(Some(asked)),
-        (_, Some(most)) => Err(denied(format!("the limit {what} is at most {} on this server", show(&most)))),
+    match (requested, max) {
+        (requested, None) => Ok(requested),
+        (Some(requested), Some(max)) if requested <= max => Ok(Some(requested)),
+        (_, Some(max)) => Err(denied(format!("the limit {what} is at most {} on this server", show(&max)))),
     }
 }
 
-fn bounded(what: &str, asked: Option<Duration>, default: Duration, most: Duration) -> Result<Duration> {
-    match asked {
-        None => Ok(default.min(most)),
-        Some(asked) if asked.is_zero() => Err(Error::invalid("create", format!("{what} must be greater than 0"))),
-        Some(asked) if asked > most => Err(denied(format!("{what} is at most {} s on this server", most.as_secs()))),
-        Some(asked) => Ok(asked),
+fn bounded(what: &str, requested: Option<Duration>, default: Duration, max: Duration) -> Result<Duration> {
+    match requested {
+        None => Ok(default.min(max)),
+        Some(requested) if requested.is_zero() => {
+            Err(Error::invalid("create", format!("{what} must be greater than 0")))
+        }
+        Some(requested) if requested > max => {
+            Err(denied(format!("{what} is at most {} s on this server", max.as_secs())))
+        }
+        Some(requested) => Ok(requested),
     }
 }
 
@@ -376,8 +380,8 @@ pub fn times(life: Option<Duration>, idle: Option<Duration>, bounds: &Bounds) ->
 ///
 /// # Errors
 /// - `InvalidInput` for a time of 0, `Denied` for one beyond the server's bound.
-pub fn check_time(what: &str, asked: Option<Duration>, bounds: &Bounds) -> Result<Option<Duration>> {
-    asked.map(|asked| bounded(what, Some(asked), asked, bounds.max_life)).transpose()
+pub fn check_time(what: &str, requested: Option<Duration>, bounds: &Bounds) -> Result<Option<Duration>> {
+    requested.map(|requested| bounded(what, Some(requested), requested, bounds.max_life)).transpose()
 }
 
 #[cfg(test)]

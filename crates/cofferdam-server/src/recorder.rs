@@ -25,6 +25,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Entry {
     /// The usage.
     pub row: UsageRow,
+    /// More usage of the row, which the quotas have counted already.
+    pub deferred: Usage,
     /// The sandbox's record.
     pub ended: Option<String>,
 }
@@ -34,7 +36,7 @@ impl Entry {
     pub fn usage(tenant: &TenantId, label: &str, usage: Usage) -> Self {
         let day = day_of(Duration::from_secs(crate::store::now().unsigned_abs()));
         let row = UsageRow { tenant: tenant.as_str().to_owned(), day, label: label.to_owned(), usage };
-        Self { row, ended: None }
+        Self { row, deferred: Usage::default(), ended: None }
     }
 }
 
@@ -78,7 +80,8 @@ impl Recorder {
         }
     }
 
-    fn count(&self, entry: &Entry) {
+    /// Counts usage for the quotas. [`Entry::deferred`] of a later entry records it.
+    pub fn count(&self, entry: &Entry) {
         self.admission.add(&entry.row);
     }
 }
@@ -141,9 +144,11 @@ impl Batch {
         self.rows.is_empty() && self.ended.is_empty()
     }
 
-    fn add(&mut self, Entry { row, ended }: Entry) {
+    fn add(&mut self, Entry { row, deferred, ended }: Entry) {
         let UsageRow { tenant, day, label, usage } = row;
-        self.rows.entry((tenant, day, label)).or_default().add(&usage);
+        let sum = self.rows.entry((tenant, day, label)).or_default();
+        sum.add(&usage);
+        sum.add(&deferred);
         self.ended.extend(ended);
     }
 

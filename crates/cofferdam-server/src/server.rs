@@ -25,8 +25,9 @@ use crate::images::HostImages;
 use crate::layers::Around;
 use crate::layers::audit::AuditConcern;
 use crate::layers::metrics::MetricsConcern;
-use crate::layers::quota::{Accounts, QuotaConcern, recover};
+use crate::layers::quota::{QuotaConcern, SandboxAccounts, recover};
 use crate::layers::traces::TracesConcern;
+use crate::layers::volumes::WithVolumes;
 use crate::listen::{Connections, Listener};
 use crate::live::Sandboxes;
 use crate::metering::AuditBytes;
@@ -218,7 +219,7 @@ impl Server {
         store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
         let (metrics, tasks) = (Arc::new(Metrics::default()), Arc::new(Tasks::default()));
-        let accounts = Arc::new(Accounts::default());
+        let accounts = Arc::new(SandboxAccounts::default());
         pools.iter().for_each(|pools| metrics.add_pools(Arc::clone(pools)));
         let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
         let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
@@ -403,7 +404,7 @@ async fn drain(connections: [&Connections; 2], limit: Duration, kill: &Cancellat
     }
 }
 
-/// Puts the layers around a backend: traces, then quota, then audit, then metrics, then the backend.
+/// Puts the layers around a backend: traces, then quota, then audit, then metrics, then volumes, then the backend.
 fn layered(
     inner: Arc<dyn Backend>,
     name: &str,
@@ -413,6 +414,7 @@ fn layered(
     tracer: &Tracer,
 ) -> Arc<dyn Backend> {
     let level = inner.level();
+    let inner = Arc::new(WithVolumes(inner));
     let concern = MetricsConcern { backend: name.to_owned(), metrics: Arc::clone(metrics) };
     let mut backend: Arc<dyn Backend> = Arc::new(Around::new(inner, Arc::new(concern)));
     if let Some(log) = audit {

@@ -124,11 +124,11 @@ impl Tasks {
         })
     }
 
-    /// Returns the tasks that `wanted` accepts, the oldest first, at most `most`, and the number of all of them.
-    pub fn list(&self, most: usize, wanted: impl Fn(&Task) -> bool) -> (Vec<Task>, usize) {
+    /// Returns the tasks that `wanted` accepts, the oldest first, at most `max`, and the number of all of them.
+    pub fn list(&self, max: usize, wanted: impl Fn(&Task) -> bool) -> (Vec<Task>, usize) {
         let live = self.0.lock();
         let total = live.tasks.values().filter(|task| wanted(task)).count();
-        (live.tasks.values().filter(|task| wanted(task)).take(most).cloned().collect(), total)
+        (live.tasks.values().filter(|task| wanted(task)).take(max).cloned().collect(), total)
     }
 }
 

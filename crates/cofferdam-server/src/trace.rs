@@ -1,4 +1,4 @@
-//! The place of a request in a distributed trace: the header `traceparent` of W3C Trace Context. Its parsing is pure.
+//! The position of a request in a distributed trace: the header `traceparent` of W3C Trace Context. Its parsing is pure.
 
 use axum::http::HeaderMap;
 use cofferdam_contract::Result;

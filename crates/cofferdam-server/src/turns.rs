@@ -39,9 +39,9 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Creates turns, of which `most` are taken at once.
-    pub fn new(most: usize) -> Self {
-        Self { all: Semaphore::new(most), tenants: Mutex::default() }
+    /// Creates turns, of which `max` are taken at once.
+    pub fn new(max: usize) -> Self {
+        Self { all: Semaphore::new(max), tenants: Mutex::default() }
     }
 
     /// Waits for the turn of a tenant. A tenant has one turn at a time.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cofferdam_contract::{Error, ErrorKind, Result};
 
 use crate::admission::Admission;
-use crate::layers::quota::Accounts;
+use crate::layers::quota::SandboxAccounts;
 use crate::metering::AuditBytes;
 use crate::quota::QuotaFile;
 use crate::recorder::Recorder;
@@ -101,7 +101,7 @@ pub async fn keep_up(store: Store, admission: Arc<Admission>, instance: String, 
 }
 
 /// Charges all sandboxes and audit records at intervals. Runs until it is dropped.
-pub async fn charge(accounts: Arc<Accounts>, audit: Arc<AuditBytes>, recorder: Recorder) {
+pub async fn charge(accounts: Arc<SandboxAccounts>, audit: Arc<AuditBytes>, recorder: Recorder) {
     let mut ticks = tokio::time::interval(SEEN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -112,7 +112,7 @@ pub async fn charge(accounts: Arc<Accounts>, audit: Arc<AuditBytes>, recorder: R
 }
 
 /// Closes sandboxes again whose close failed. Runs until it is dropped.
-pub async fn close_again(accounts: Arc<Accounts>) {
+pub async fn close_again(accounts: Arc<SandboxAccounts>) {
     let mut ticks = tokio::time::interval(SEEN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -89,16 +89,16 @@ impl Volumes {
         .await
     }
 
-    /// Returns a tenant's volumes after the name `after`, in the order of names, at most `most`.
+    /// Returns a tenant's volumes after the name `after`, in the order of names, at most `max`.
     ///
     /// # Errors
     /// - `Io` if the directory cannot be read.
-    pub async fn list(&self, tenant: &TenantId, after: Option<String>, most: usize) -> Result<Vec<Volume>> {
+    pub async fn list(&self, tenant: &TenantId, after: Option<String>, max: usize) -> Result<Vec<Volume>> {
         self.in_store(tenant, move |store| {
             let names = store.names().map_err(refused)?;
             let later = names.iter().filter(|name| after.as_deref().is_none_or(|after| name.as_str() > after));
             // A damaged volume is not listed. It can be deleted.
-            Ok(later.filter_map(|name| store.inspect(name).ok()).take(most).collect())
+            Ok(later.filter_map(|name| store.inspect(name).ok()).take(max).collect())
         })
         .await
         .map(Option::unwrap_or_default)
@@ -202,13 +202,13 @@ fn used_of(store: &Store) -> Result<Used> {
 }
 
 fn check_quota(quota: &Quota, used: Used, size: Option<u64>) -> Result<()> {
-    if quota.volumes.is_some_and(|most| used.volumes >= most) {
+    if quota.volumes.is_some_and(|max| used.volumes >= max) {
         return Err(used_up("volumes"));
     }
-    let Some(most) = quota.volume_bytes.map(ByteSize::as_bytes) else { return Ok(()) };
+    let Some(max) = quota.volume_bytes.map(ByteSize::as_bytes) else { return Ok(()) };
     // A volume without a limit has no size that could be counted.
     match size.and_then(|size| used.bytes.checked_add(size)) {
-        Some(total) if total <= most => Ok(()),
+        Some(total) if total <= max => Ok(()),
         _ => Err(used_up("volume_bytes")),
     }
 }

@@ -24,7 +24,7 @@ use crate::{FaultPlan, NAME, SimulatedConfig};
 #[derive(Debug)]
 pub struct SimulatedBackend {
     host: Arc<SimulatedHost>,
-    made: AtomicU64,
+    created: AtomicU64,
 }
 
 impl Default for SimulatedBackend {
@@ -38,7 +38,7 @@ impl SimulatedBackend {
     pub fn new(config: SimulatedConfig) -> Self {
         let mut config = config;
         config.capabilities.retain(|capability| SimulatedConfig::KNOWN.contains(capability));
-        Self { host: Arc::new(SimulatedHost::new(config)), made: AtomicU64::new(0) }
+        Self { host: Arc::new(SimulatedHost::new(config)), created: AtomicU64::new(0) }
     }
 
     /// Creates a backend with all capabilities and these faults.
@@ -56,7 +56,7 @@ impl SimulatedBackend {
         let posture = posture(&spec, &self.host.config);
         posture.require(spec.allow_weaker())?;
         let tree = tree(&plan)?;
-        let id = SandboxId::new(format!("{NAME}-{}", self.made.fetch_add(1, Ordering::Relaxed) + 1));
+        let id = SandboxId::new(format!("{NAME}-{}", self.created.fetch_add(1, Ordering::Relaxed) + 1));
         Ok(Shared::new(id, spec, posture, tree, Arc::clone(&self.host)))
     }
 

@@ -119,8 +119,8 @@ fn parse(shared: &Shared, request: &ExecRequest) -> Result<Program> {
     if name == PROGRAM {
         return Program::parse(args);
     }
-    let there = crate::tree::inside(name).is_some_and(|path| shared.lock().tree.read(path).is_ok());
-    let (kind, message) = match there {
+    let exists = crate::tree::inside(name).is_some_and(|path| shared.lock().tree.read(path).is_ok());
+    let (kind, message) = match exists {
         true => (ErrorKind::NotExecutable, "simulated guests run only 'sim'"),
         false => (ErrorKind::NotFound, "no such program; simulated guests have only 'sim'"),
     };

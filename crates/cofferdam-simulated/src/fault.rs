@@ -143,8 +143,8 @@ impl FaultPlan {
     fn error(&self, point: FaultPoint, nth: u64) -> Option<ErrorKind> {
         self.errors.get(&(point, nth)).copied().or_else(|| {
             let random = self.random.filter(|_| point != FaultPoint::Close)?;
-            let place = (point as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ nth;
-            (mix(random.seed ^ mix(place)) % 1000 < u64::from(random.per_mille)).then_some(random.kind)
+            let call = (point as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ nth;
+            (mix(random.seed ^ mix(call)) % 1000 < u64::from(random.per_mille)).then_some(random.kind)
         })
     }
 }

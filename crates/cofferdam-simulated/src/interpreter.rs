@@ -323,8 +323,8 @@ impl Interpreter {
         let mut buffer = vec![0; CHUNK];
         let mut count = 0u64;
         // A line is read byte by byte, to leave the rest for the next step.
-        let most = if *step == Step::ReadLine { 1 } else { CHUNK };
-        while let Ok(size @ 1..) = stdin.read(&mut buffer[..most]).await {
+        let max = if *step == Step::ReadLine { 1 } else { CHUNK };
+        while let Ok(size @ 1..) = stdin.read(&mut buffer[..max]).await {
             count += size as u64;
             match step {
                 Step::CopyInput => self.print(OutputStream::Stdout, &buffer[..size]).await?,

@@ -74,8 +74,8 @@ impl<'a> SpecPlan<'a> {
     }
 
     /// Returns true if a sandbox that was prepared by this plan can be changed to match another one.
-    pub(crate) fn can_become(&self, asked: &Self, fixed: impl Fn(Protection) -> bool) -> bool {
-        let Self { access, directories, cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
+    pub(crate) fn can_become(&self, requested: &Self, fixed: impl Fn(Protection) -> bool) -> bool {
+        let Self { access, directories, cpu_time, memory, disk, wall_time, pids, processes, cpus } = requested;
         let limits = [
             (Protection::Workspace, *access == self.access),
             (Protection::CpuTime, *cpu_time == self.cpu_time),

@@ -48,7 +48,7 @@ impl PreparedSandbox for PreparedSimulatedSandbox {
     fn is_compatible(&self, spec: &Spec) -> bool {
         let fixed = |protection| self.shared.as_ref().is_none_or(|it| fixed(it, protection));
         match (SpecPlan::of(&self.template), SpecPlan::of(spec)) {
-            (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, fixed),
+            (Ok(prepared), Ok(requested)) => prepared.can_become(&requested, fixed),
             _ => false,
         }
     }

@@ -308,8 +308,8 @@ impl Tree {
                 Node::Symlink(target) => Some(target.clone()),
                 _ => None,
             };
-            let place = [&at[..], std::slice::from_ref(name)].concat();
-            let (mode, modified) = self.properties.get(&place).copied().unwrap_or((usual, 0));
+            let path = [&at[..], std::slice::from_ref(name)].concat();
+            let (mode, modified) = self.properties.get(&path).copied().unwrap_or((usual, 0));
             DirEntry { name: name.clone(), kind, size, mode, modified, target }
         };
         Ok(entries.iter().map(entry).collect())

@@ -62,8 +62,8 @@ mod tests {
 
     #[test]
     fn created_directories_are_private_and_existing_ones_stay() {
-        let place = tempfile::tempdir().unwrap();
-        let (outer, inner) = (place.path().join("outer"), place.path().join("outer/inner"));
+        let temp = tempfile::tempdir().unwrap();
+        let (outer, inner) = (temp.path().join("outer"), temp.path().join("outer/inner"));
         create_directory(&inner).unwrap();
         for directory in [&outer, &inner] {
             assert_eq!(fs::metadata(directory).unwrap().mode() & 0o777, 0o700);
@@ -75,29 +75,29 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_whatever_a_killed_writer_left() {
-        let place = tempfile::tempdir().unwrap();
-        let (outside, file) = (place.path().join("outside"), place.path().join("file"));
-        let directory = File::open(place.path()).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let (outside, file) = (temp.path().join("outside"), temp.path().join("file"));
+        let directory = File::open(temp.path()).unwrap();
         fs::write(&outside, "untouched").unwrap();
         let replace = |contents: &str| replace_file(&directory, "file", "file.new", contents.as_bytes());
         replace("first").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        symlink(&outside, place.path().join("file.new")).unwrap();
+        symlink(&outside, temp.path().join("file.new")).unwrap();
         replace("second").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "second");
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::read_to_string(&outside).unwrap(), "untouched");
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2, "no temporary file stays");
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 2, "no temporary file stays");
     }
 
     #[test]
     fn a_failed_replacement_leaves_no_temporary_file() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = File::open(place.path()).unwrap();
-        fs::create_dir_all(place.path().join("file/inner")).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let directory = File::open(temp.path()).unwrap();
+        fs::create_dir_all(temp.path().join("file/inner")).unwrap();
         assert!(replace_file(&directory, "file", "file.new", b"text").is_err());
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
-        assert!(place.path().join("file/inner").is_dir());
+        assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
+        assert!(temp.path().join("file/inner").is_dir());
     }
 
     #[test]

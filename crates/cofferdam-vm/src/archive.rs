@@ -293,10 +293,10 @@ async fn load(
     let backend = Arc::clone(backend);
     blocking(move || {
         let disk = File::open(&image.root).map_err(io("open", &image.root))?;
-        let here = hash_of(&disk)?.to_string();
-        if here != document.root {
+        let current = hash_of(&disk)?.to_string();
+        if current != document.root {
             let found = excerpt(&document.root);
-            return Err(VmError::OriginMismatch { what: "the image's disk with the SHA-256", found, here });
+            return Err(VmError::OriginMismatch { what: "the image's disk with the SHA-256", found, current });
         }
         let (state, workspace, lease, digest) = files(&backend, reader, &mut watch)?;
         let snapshot = VmSnapshot::new(document.manifest, state, workspace, Some((root, Arc::new(disk))), lease)?;

@@ -165,24 +165,28 @@ impl Groups {
 
 /// Reads back the bounds of a group, and fails if they differ from those requested. Returns a description for display;
 /// `beside` is the part of the memory for the VMM itself.
-fn measured(owner: &Owner, group: &Group, asked: Bounds, beside: u64) -> Result<String, String> {
+fn measured(owner: &Owner, group: &Group, requested: Bounds, beside: u64) -> Result<String, String> {
     let copies: Result<Vec<OwnedFd>, _> = group.dirs().map(|dir| dir.try_clone_to_owned()).collect();
     let copies = copies.map_err(|error| error.to_string())?;
     let stats = Stats::new(owner.version(), copies, &owner.layout());
     let (memory, tasks) = (stats.memory_bound(), stats.tasks_bound());
     // The kernel rounds down to pages.
-    let close = |found: u64| asked.memory.is_some_and(|asked| found <= asked && asked - found < 65_536);
-    let (Some(found), Some(threads)) = (memory.filter(|found| close(*found)), tasks.filter(|_| tasks == asked.tasks))
+    let close = |found: u64| requested.memory.is_some_and(|requested| found <= requested && requested - found < 65_536);
+    let (Some(found), Some(threads)) =
+        (memory.filter(|found| close(*found)), tasks.filter(|_| tasks == requested.tasks))
     else {
-        return Err(format!("{}: memory {memory:?}, tasks {tasks:?} instead of {asked:?}", owner.version().as_str()));
+        return Err(format!(
+            "{}: memory {memory:?}, tasks {tasks:?} instead of {requested:?}",
+            owner.version().as_str()
+        ));
     };
-    let processors = match stats.cpu_millis().filter(|_| asked.cpu_millis.is_some()) {
+    let processors = match stats.cpu_millis().filter(|_| requested.cpu_millis.is_some()) {
         Some(millis) => format!("{millis} thousandths of a processor"),
         None => "processors without a bound".to_owned(),
     };
     let swap = if owner.counts_swap() { "without swap" } else { "swap not counted" };
     // Based on the measured bound, not the requested one.
-    let beside = beside.saturating_sub(asked.memory.unwrap_or(found).saturating_sub(found));
+    let beside = beside.saturating_sub(requested.memory.unwrap_or(found).saturating_sub(found));
     let (version, beside) = (owner.version().as_str(), beside.next_multiple_of(MEBIBYTE));
     let size = ByteSize::from_bytes(beside);
     Ok(format!("a group of {version}: {size} beside the VM's memory {swap}, {processors}, {threads} threads"))

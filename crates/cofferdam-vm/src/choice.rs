@@ -105,7 +105,7 @@ impl Chooser {
         if self.chosen.get().is_some() {
             return Ok(());
         }
-        self.asked().await?;
+        self.requested().await?;
         if self.driver == Driver::Firecracker || self.acceleration == Acceleration::Kvm {
             let verdict = self.verdict().await;
             if !verdict.is_usable() {
@@ -135,14 +135,14 @@ impl Chooser {
     }
 
     async fn find(&self, description: &VmDescription) -> Result<Chosen> {
-        match self.asked().await? {
+        match self.requested().await? {
             Some(chosen) => Ok(chosen),
             None => self.decide(&self.verdict().await, description).await,
         }
     }
 
     /// Returns the choice if the configuration determines it, or an error if the host cannot satisfy it.
-    async fn asked(&self) -> Result<Option<Chosen>> {
+    async fn requested(&self) -> Result<Option<Chosen>> {
         match (self.driver, self.acceleration) {
             (Driver::Firecracker, Acceleration::Tcg) => Err(VmError::Unsupported {
                 vmm: firecracker::PROGRAM,
@@ -209,7 +209,7 @@ impl Chooser {
     /// guest alone. A state that was saved with KVM resumes only on such a processor, and is a trial by itself.
     async fn settled(&self) -> Result<&Chosen> {
         let find = || async {
-            if let Some(chosen) = self.asked().await? {
+            if let Some(chosen) = self.requested().await? {
                 return Ok(chosen);
             }
             let verdict = self.verdict().await;
@@ -448,9 +448,9 @@ mod tests {
         let error = chooser(Acceleration::Kvm, "/nowhere/kvm").choose(&description()).await.unwrap_err();
         let error = error.into_error("create");
         assert!(error.message().contains("there is no KVM") && error.remedy().is_some(), "{error:?}");
-        let asked = chooser(Acceleration::Tcg, "/nowhere/kvm");
-        asked.choose(&description()).await.unwrap();
-        assert!(asked.runs_with().ends_with("configured"), "{}", asked.runs_with());
+        let driver = chooser(Acceleration::Tcg, "/nowhere/kvm");
+        driver.choose(&description()).await.unwrap();
+        assert!(driver.runs_with().ends_with("configured"), "{}", driver.runs_with());
     }
 
     fn with_driver(driver: Driver, acceleration: Acceleration, program: Option<&str>) -> Chooser {
@@ -471,19 +471,19 @@ mod tests {
             (Acceleration::Auto, Some("/bin/true"), ErrorKind::Unavailable, "no version"),
             (Acceleration::Tcg, None, ErrorKind::Unsupported, "translates nothing"),
         ] {
-            let asked = with_driver(Driver::Firecracker, acceleration, program);
-            assert_eq!(asked.name(), "firecracker");
-            let errors = [asked.choose(&description()).await.unwrap_err(), asked.origin().await.unwrap_err()];
-            for error in errors.into_iter().chain([asked.check().await.unwrap_err()]) {
+            let driver = with_driver(Driver::Firecracker, acceleration, program);
+            assert_eq!(driver.name(), "firecracker");
+            let errors = [driver.choose(&description()).await.unwrap_err(), driver.origin().await.unwrap_err()];
+            for error in errors.into_iter().chain([driver.check().await.unwrap_err()]) {
                 let error = error.into_error("create");
                 assert_eq!(error.kind(), kind, "{error}");
                 assert!(error.to_string().contains(says) && error.remedy().is_some(), "{error}");
             }
         }
-        let asked = with_driver(Driver::Firecracker, Acceleration::Auto, None);
-        let error = asked.decide(&Verdict::Missing, &description()).await.unwrap_err().into_error("create");
+        let driver = with_driver(Driver::Firecracker, Acceleration::Auto, None);
+        let error = driver.decide(&Verdict::Missing, &description()).await.unwrap_err().into_error("create");
         assert!(error.message().contains("Firecracker needs it") && error.remedy().is_some(), "{error}");
-        assert!(asked.decide(&usable, &description()).await.unwrap_err().to_string().contains("not installed"));
+        assert!(driver.decide(&usable, &description()).await.unwrap_err().to_string().contains("not installed"));
         // QEMU is there whatever becomes of Firecracker.
         let auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
         auto.check().await.unwrap();

@@ -28,18 +28,18 @@ pub async fn doctor(config: &VmConfig) -> Vec<Finding> {
         return vec![Finding::missing("configuration", &error)];
     }
     let mut findings = vec![qemu(config).await];
-    let asked = config.clone();
-    let known = tokio::task::spawn_blocking(move || choice::known(asked.probes.clone())).await;
+    let owned = config.clone();
+    let known = tokio::task::spawn_blocking(move || choice::known(owned.probes.clone())).await;
     let Ok(known) = known else {
         findings.push(Finding::new("accelerator", Missing, "the check was interrupted", None));
         return findings;
     };
     findings.push(firecracker_driver(config, &known).await);
-    let asked = config.clone();
+    let owned = config.clone();
     let others = tokio::task::spawn_blocking(move || {
         vec![
-            accelerator((asked.driver, asked.acceleration), &known),
-            image(&asked),
+            accelerator((owned.driver, owned.acceleration), &known),
+            image(&owned),
             disks(),
             confinement(),
             seclusion(),
@@ -214,19 +214,19 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
     const NAME: &str = firecracker::PROGRAM;
     let vmm = FirecrackerVmm::new(config.firecracker.clone());
     let at = |program: &Path| program.display().to_string();
-    let place = config.firecracker.program.as_deref().map_or_else(String::new, at);
+    let location = config.firecracker.program.as_deref().map_or_else(String::new, at);
     let jailed = if config.firecracker.jailer == Jailer::Off { "" } else { ", started by its own jailer" };
-    let place = format!("{place}{jailed}");
+    let location = format!("{location}{jailed}");
     match (config.driver, vmm.version().await) {
         (Driver::Auto, Ok(version)) if config.acceleration == Acceleration::Tcg => {
-            Finding::new(NAME, Good, format!("{version} ({place}), not used: the accelerator is tcg"), None)
+            Finding::new(NAME, Good, format!("{version} ({location}), not used: the accelerator is tcg"), None)
         }
         (Driver::Qemu, Ok(version)) => {
-            Finding::new(NAME, Good, format!("{version} ({place}), not used: the driver is qemu"), None)
+            Finding::new(NAME, Good, format!("{version} ({location}), not used: the driver is qemu"), None)
         }
         (Driver::Qemu, Err(error)) => Finding::new(NAME, Good, format!("{error}; not used: the driver is qemu"), None),
         (Driver::Firecracker, Ok(version)) => {
-            Finding::new(NAME, Good, format!("{version} ({place}), as configured"), None)
+            Finding::new(NAME, Good, format!("{version} ({location}), as configured"), None)
         }
         (Driver::Firecracker, Err(error)) => missing(NAME, error),
         (Driver::Auto, Ok(version)) => {
@@ -238,14 +238,14 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
                     (Weaker, format!("not used: a kernel did not boot: {why}"))
                 }
             };
-            Finding::new(NAME, state, format!("{version} ({place}), {then}"), None)
+            Finding::new(NAME, state, format!("{version} ({location}), {then}"), None)
         }
         (Driver::Auto, Err(VmError::MissingTool { .. })) => {
             Finding::new(NAME, Good, "not found, and not needed: QEMU runs the VMs", None)
         }
         (Driver::Auto, Err(error)) => {
             let error = error.into_error("probe");
-            Finding::new(NAME, Weaker, format!("{place}: {}; QEMU runs the VMs", error.message()), error.remedy())
+            Finding::new(NAME, Weaker, format!("{location}: {}; QEMU runs the VMs", error.message()), error.remedy())
         }
     }
 }
@@ -318,13 +318,13 @@ mod tests {
     /// Promise (Virtual machines): `doctor` reports a missing image with its remedy.
     #[test]
     fn doctor_reports_missing_image_with_remedy() {
-        let place = tempfile::tempdir().unwrap();
-        let config = VmConfig::new(place.path());
+        let directory = tempfile::tempdir().unwrap();
+        let config = VmConfig::new(directory.path());
         let none = image(&config);
         assert!(none.state == Missing && none.remedy.is_some(), "{none:?}");
         assert_eq!(image(&VmConfig { make: MakePolicy::Missing, ..config.clone() }).state, Weaker);
         let named = VmConfig { root: RootChoice::Built("mine".to_owned()), make: MakePolicy::Missing, ..config };
         assert!(image(&named).detail.contains("'mine'"));
-        assert!(!place.path().join("images").exists(), "the check created something");
+        assert!(!directory.path().join("images").exists(), "the check created something");
     }
 }

@@ -97,10 +97,10 @@ pub enum VmError {
         left: u64,
     },
     /// A snapshot contains another tenant's work.
-    #[error("the snapshot belongs to another tenant than '{asked}'")]
+    #[error("the snapshot belongs to another tenant than '{requested}'")]
     OtherTenant {
         /// The tenant that requested it.
-        asked: String,
+        requested: String,
     },
     /// An archive requests more than its reader allows.
     #[error("the archive's limit on {what} is {found}, and at most {max} is allowed here")]
@@ -119,24 +119,24 @@ pub enum VmError {
         source: std::io::Error,
     },
     /// A snapshot was taken in a different environment.
-    #[error("the snapshot was taken with {what} {found}, and would resume here with {here}")]
+    #[error("the snapshot was taken with {what} {found}, and would resume here with {current}")]
     OriginMismatch {
         /// The property that differs.
         what: &'static str,
         /// Its value in the snapshot.
         found: String,
         /// Its value here.
-        here: String,
+        current: String,
     },
     /// A spec differs from a snapshot in a fixed property.
-    #[error("the snapshot has {what} {found}, which cannot be changed to {asked}")]
+    #[error("the snapshot has {what} {found}, which cannot be changed to {requested}")]
     FixedProperty {
         /// The property.
         what: &'static str,
         /// Its value in the snapshot.
         found: String,
         /// Its value in the spec.
-        asked: String,
+        requested: String,
     },
     /// The directory of a VMM's files is also accessible to other users.
     #[error("the cache {} cannot be used: {reason}", path.display())]
@@ -257,10 +257,10 @@ impl VmError {
             }
             Self::MissingTool { tool: "firecracker" } => {
                 "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or \
-                 name it: `firecracker` in [machines], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
+                 name it: `firecracker` in [vms], or COFFERDAM_VM_FIRECRACKER; or use the driver qemu"
             }
             Self::MissingTool { tool: "jailer" } => {
-                "install it beside Firecracker from the same release, or name it: `jailer` in [machines], \
+                "install it beside Firecracker from the same release, or name it: `jailer` in [vms], \
                  or COFFERDAM_VM_JAILER; or disable it there"
             }
             Self::MissingTool { .. } => "install it, or configure its path",

@@ -19,7 +19,7 @@
 //! - QEMU's arguments: `qemu/arguments.rs`, which is pure. Firecracker's requests: `firecracker/driver.rs`.
 //! - Images, and the program that runs before the agent: the crate `cofferdam_image`.
 //! - Isolation of Firecracker: `firecracker/confinement.rs`; with its own jailer: `firecracker/jailer.rs`, and
-//!   `keeper/`, a program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
+//!   `jail-init/`, a program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
 //! - Host resources of a VMM: `bounds.rs`.
 //! - Disks at paths of their own: `mounts.rs`.
 //! - Snapshots: `snapshot.rs`; copies of memory: `sparse.rs` and `qemu/pages.rs`; checks before a VM from another host

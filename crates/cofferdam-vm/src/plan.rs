@@ -174,8 +174,8 @@ impl<'a> SpecPlan<'a> {
     }
 
     /// Returns true if a VM that was prepared by this plan can become a sandbox of another one.
-    pub(crate) fn can_become(&self, asked: &Self, counts_cpu: bool) -> bool {
-        self.built_in == asked.built_in && (self.cpu_time == asked.cpu_time || counts_cpu)
+    pub(crate) fn can_become(&self, requested: &Self, counts_cpu: bool) -> bool {
+        self.built_in == requested.built_in && (self.cpu_time == requested.cpu_time || counts_cpu)
     }
 }
 

@@ -41,7 +41,7 @@ fn with_remedy(mut item: PostureItem, remedy: &str) -> PostureItem {
     item
 }
 
-fn not_asked(protection: Protection) -> PostureItem {
+fn not_requested(protection: Protection) -> PostureItem {
     PostureItem {
         protection,
         state: ProtectionState::NotAsked,
@@ -184,7 +184,7 @@ fn landlock(evidence: &Evidence) -> PostureItem {
 fn user(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let (uid, gid) = measured.user;
-    let only = |found: &[u32], asked: u32| !found.is_empty() && found.iter().all(|id| *id == asked && *id != 0);
+    let only = |found: &[u32], requested: u32| !found.is_empty() && found.iter().all(|id| *id == requested && *id != 0);
     let groups = evidence.groups.as_ref().is_some_and(Vec::is_empty);
     let holds = only(&evidence.uids, uid) && only(&evidence.gids, gid) && groups;
     let further = evidence.groups.as_ref().map_or("unknown".to_owned(), |groups| format!("{groups:?}"));
@@ -202,47 +202,47 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     let _ = processes;
     let bounds = &measured.evidence.bounds;
     let group = bounds.version > 0;
-    let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
-    let wall = PostureItem { probed: false, ..row(Protection::WallTime, true, wall) };
+    let timer = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
+    let timer = PostureItem { probed: false, ..row(Protection::WallTime, true, timer) };
     vec![
-        memory.map_or_else(|| not_asked(Protection::Memory), |asked| self::memory(measured, asked)),
+        memory.map_or_else(|| not_requested(Protection::Memory), |requested| self::memory(measured, requested)),
         cpu_time.map_or_else(
-            || not_asked(Protection::CpuTime),
-            |asked| {
-                let seconds = asked.as_secs_f64();
+            || not_requested(Protection::CpuTime),
+            |requested| {
+                let seconds = requested.as_secs_f64();
                 let counted = measured.evidence.counts_cpu;
                 let counter = if counted { "a control group inside counts" } else { "the agent sums up" };
                 row(Protection::CpuTime, true, format!("{counter} CPU time, killed at {seconds} s"))
             },
         ),
         cpus.map_or_else(
-            || not_asked(Protection::Cpus),
-            |asked| {
+            || not_requested(Protection::Cpus),
+            |requested| {
                 let found = bounds.cpu_millis;
-                let holds = group && found.is_some_and(|found| found <= u64::from(asked.as_millis()).max(10));
+                let holds = group && found.is_some_and(|found| found <= u64::from(requested.as_millis()).max(10));
                 let shown = found.map_or("none".to_owned(), |found| format!("{found} thousandths"));
                 row(Protection::Cpus, holds, format!("control group inside, CPU quota of {shown}"))
             },
         ),
         pids.map_or_else(
-            || not_asked(Protection::Processes),
-            |asked| {
-                let holds = group && bounds.tasks.is_some_and(|tasks| tasks <= u64::from(asked) + 1);
+            || not_requested(Protection::Processes),
+            |requested| {
+                let holds = group && bounds.tasks.is_some_and(|tasks| tasks <= u64::from(requested) + 1);
                 let shown = bounds.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
                 let mechanism = format!("control group inside, pids.max {shown} (the agent is one of them)");
                 row(Protection::Processes, holds, mechanism)
             },
         ),
-        disk.map_or_else(|| not_asked(Protection::Disk), |_| self::disk(measured)),
-        wall,
+        disk.map_or_else(|| not_requested(Protection::Disk), |_| self::disk(measured)),
+        timer,
     ]
     .into_iter()
     .map(|item| with_remedy(item, "build the image with a kernel that has control groups"))
     .collect()
 }
 
-fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
-    let (bytes, bounds) = (asked.as_bytes(), &measured.evidence.bounds);
+fn memory(measured: &Measured<'_>, requested: ByteSize) -> PostureItem {
+    let (bytes, bounds) = (requested.as_bytes(), &measured.evidence.bounds);
     // The kernel rounds down to whole pages.
     let close = bounds.memory.is_some_and(|found| found <= bytes && bytes - found < 65_536);
     let holds = bounds.version > 0 && close && bounds.swap.is_none_or(|swap| swap == 0);

@@ -123,7 +123,7 @@ impl PreparedSandbox for PreparedVm {
 /// Returns true if a VM that was prepared for `template` can become a sandbox for `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
     match (SpecPlan::of(template), SpecPlan::of(spec)) {
-        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, counts_cpu),
+        (Ok(prepared), Ok(requested)) => prepared.can_become(&requested, counts_cpu),
         _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of the VM backend as one source has them: the table `[machines]`, the environment, or options.
+//! Settings of the VM backend as one source has them: the table `[vms]`, the environment, or options.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -123,7 +123,7 @@ impl VmSettings {
     ///
     /// # Errors
     ///
-    /// Returns `Unavailable` if neither a setting nor a cache directory names a place for images.
+    /// Returns `Unavailable` if neither a setting nor a cache directory names a directory for images.
     pub fn config(&self, host: &HostPaths) -> Result<VmConfig> {
         let Self {
             images,
@@ -141,7 +141,7 @@ impl VmSettings {
         let cache = |name: &str| host.cache.as_ref().map(|cache| cache.join(name));
         let no_cache = || {
             Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for VM images")
-                .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file")
+                .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [vms] of the configuration file")
         };
         let images = images.or_else(|| cache("vm")).ok_or_else(no_cache)?;
         // Without a cache directory, everything is stored below the image directory.

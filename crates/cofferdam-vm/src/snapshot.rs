@@ -77,7 +77,7 @@ impl SnapshotManifest {
     /// Refuses a tenant other than the one whose work is in it.
     pub(crate) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
         match &self.tenant {
-            Some(owner) if owner != tenant => Err(VmError::OtherTenant { asked: tenant.as_str().to_owned() }),
+            Some(owner) if owner != tenant => Err(VmError::OtherTenant { requested: tenant.as_str().to_owned() }),
             _ => Ok(()),
         }
     }
@@ -147,17 +147,17 @@ impl SnapshotManifest {
             ("the processor", found.processor.clone(), processor.clone()),
             ("the host's processor", found.host.clone().unwrap_or_else(none), host.clone().unwrap_or_else(none)),
         ];
-        for (what, found, here) in pairs {
-            if found != here {
-                return Err(VmError::OriginMismatch { what, found: excerpt(&found), here });
+        for (what, found, current) in pairs {
+            if found != current {
+                return Err(VmError::OriginMismatch { what, found: excerpt(&found), current });
             }
         }
         match (found.ticks_per_millisecond, *ticks_per_millisecond) {
-            (Some(there), Some(here)) if there.abs_diff(here) > here * TICKS_DIFFER / 1000 => {
+            (Some(saved), Some(current)) if saved.abs_diff(current) > current * TICKS_DIFFER / 1000 => {
                 Err(VmError::OriginMismatch {
                     what: "a time-stamp counter of",
-                    found: format!("{there} kHz"),
-                    here: format!("{here} kHz"),
+                    found: format!("{saved} kHz"),
+                    current: format!("{current} kHz"),
                 })
             }
             _ => Ok(()),
@@ -172,11 +172,11 @@ impl SnapshotManifest {
             return Err(VmError::FixedProperty {
                 what,
                 found: format!("{:?}", self.access),
-                asked: format!("{access:?}"),
+                requested: format!("{access:?}"),
             });
         }
         match self.plan.difference(plan) {
-            Some((what, found, asked)) => Err(VmError::FixedProperty { what, found, asked }),
+            Some((what, found, requested)) => Err(VmError::FixedProperty { what, found, requested }),
             None => Ok(()),
         }
     }
@@ -467,7 +467,7 @@ mod tests {
         let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };
         let manifest = manifest(&Spec::builder().limits(limits).build().unwrap());
         let memory = manifest.memory().as_bytes();
-        for (room, fits) in [(memory + 4096, true), (memory, false)] {
+        for (room, succeeds) in [(memory + 4096, true), (memory, false)] {
             let budget = Budget::new(ByteSize::from_bytes(room));
             let devices = sparse::blank(0).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&devices, b"x", 0).unwrap();
@@ -476,9 +476,9 @@ mod tests {
             let snapshot = VmSnapshot::new(manifest.clone(), state, None, None, lease).unwrap();
             assert_eq!(budget.left(), room - 4096);
             for _ in 0..10 {
-                assert_eq!(snapshot.clone().lease_all().is_ok(), fits);
+                assert_eq!(snapshot.clone().lease_all().is_ok(), succeeds);
             }
-            assert_eq!(budget.left() == 0, fits);
+            assert_eq!(budget.left() == 0, succeeds);
             drop(snapshot);
             assert_eq!(budget.left(), room);
         }

@@ -241,9 +241,9 @@ mod tests {
         let from = blank(0).unwrap();
         sample(&from);
         let into = blank(1 << 22).unwrap();
-        for (max, fits) in [(4, true), (3, false)] {
+        for (max, succeeds) in [(4, true), (3, false)] {
             let copied = copy_part(&from, &into, 0..1 << 22, &mut Quota::new(max * PAGE as u64));
-            assert_eq!(copied.is_ok(), fits, "{max}: {copied:?}");
+            assert_eq!(copied.is_ok(), succeeds, "{max}: {copied:?}");
         }
     }
 

@@ -155,7 +155,7 @@ impl BackendState {
             return Ok(image);
         }
         let found = excerpt(manifest.image());
-        Err(VmError::OriginMismatch { what: "the image", found, here: image.key })
+        Err(VmError::OriginMismatch { what: "the image", found, current: image.key })
     }
 
     async fn found(&self, source: Source) -> Result<Image, VmError> {

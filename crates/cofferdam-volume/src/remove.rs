@@ -8,14 +8,14 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Removes everything but `kept` in a directory that no other process uses.
+/// Removes everything but `retained` in a directory that no other process uses.
 ///
 /// A subdirectory is moved to the top before its contents are removed. So the depth of the tree does not matter.
-pub(crate) fn clear(top: BorrowedFd<'_>, kept: &str) -> io::Result<()> {
+pub(crate) fn clear(top: BorrowedFd<'_>, retained: &str) -> io::Result<()> {
     let mut moved = 0_u64;
     loop {
         let mut names = names(top)?;
-        names.retain(|name| name.as_bytes() != kept.as_bytes());
+        names.retain(|name| name.as_bytes() != retained.as_bytes());
         if names.is_empty() {
             return Ok(());
         }

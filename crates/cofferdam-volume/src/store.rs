@@ -107,8 +107,8 @@ impl Store {
         match size {
             Some(size) => make_disk(&pending.directory, &self.path, size, None)?,
             None => {
-                let made = files::create_directory(&pending.directory, files::FILES, 0o755);
-                made.map(drop).map_err(io("create a volume in", &self.path))?;
+                let created = files::create_directory(&pending.directory, files::FILES, 0o755);
+                created.map(drop).map_err(io("create a volume in", &self.path))?;
             }
         }
         pending.commit(name, &Record::new(size))

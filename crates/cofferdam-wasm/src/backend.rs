@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec,
 };
-use cofferdam_wasm_supply::Language;
+use cofferdam_wasm_runtimes::Language;
 use tokio::sync::Semaphore;
 
 use crate::NAME;

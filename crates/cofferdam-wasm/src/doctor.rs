@@ -6,7 +6,7 @@ use std::time::Duration;
 use cofferdam_contract::{
     Backend, ByteSize, Command, Completed, ExecRequest, Finding, FindingState, LimitKind, Limits, Result, Script, Spec,
 };
-use cofferdam_wasm_supply::{Language, Supply};
+use cofferdam_wasm_runtimes::{Language, Runtimes};
 
 use crate::languages::names;
 use crate::termination::SIGSEGV;
@@ -44,7 +44,7 @@ pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
 /// Checks that an interpreter is installed, and verifies the hash of every file.
 fn installed(cache: Option<&Path>, language: Language) -> Finding {
     let (name, word) = names(language);
-    let found = cache.map(|cache| Supply::new(cache).find(language));
+    let found = cache.map(|cache| Runtimes::new(cache).find(language));
     let (holds, detail) = match found {
         Some(Ok(Some(found))) => (true, format!("{} is installed and verified", found.version)),
         Some(Ok(None)) => (false, "not installed: its scripts do not run at this level".to_owned()),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec};
 use cofferdam_util::sha256;
-use cofferdam_wasm_supply::{Cache, Entry as InterpreterEntry, Interpreter, Language, Stack, Supply};
+use cofferdam_wasm_runtimes::{Cache, Entry as InterpreterEntry, Interpreter, Language, Runtimes, Stack};
 use serde::{Deserialize, Serialize};
 
 use crate::account::Account;
@@ -80,7 +80,7 @@ struct State {
 #[non_exhaustive]
 pub enum Preparing {
     /// The interpreter is being obtained.
-    Supply(cofferdam_wasm_supply::Step),
+    Runtimes(cofferdam_wasm_runtimes::Step),
     /// The interpreter is being compiled for this host, which takes some seconds.
     Compile,
     /// The interpreter is being started once, and frozen.
@@ -90,7 +90,7 @@ pub enum Preparing {
 impl std::fmt::Display for Preparing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Supply(step) => step.fmt(f),
+            Self::Runtimes(step) => step.fmt(f),
             Self::Compile => f.write_str("compiling the interpreter for this host"),
             Self::Freeze => f.write_str("starting the interpreter once"),
         }
@@ -108,8 +108,8 @@ pub async fn obtain(
     language: Language,
     mut progress: impl FnMut(Preparing) + Send + 'static,
 ) -> Result<Interpreter> {
-    let supply = Supply::new(cache);
-    let work = move || supply.obtain(language, |step| progress(Preparing::Supply(step))).map_err(setup_error);
+    let runtimes = Runtimes::new(cache);
+    let work = move || runtimes.obtain(language, |step| progress(Preparing::Runtimes(step))).map_err(setup_error);
     on_thread(work).await
 }
 
@@ -118,7 +118,7 @@ fn key(engine: &WasmEngine, language: Language) -> String {
     let mut hasher = std::hash::DefaultHasher::new();
     engine.inner.precompile_compatibility_hash().hash(&mut hasher);
     (FORMAT, engine.metered).hash(&mut hasher);
-    format!("ready-{}-{:016x}", Supply::recipe(language), hasher.finish())
+    format!("ready-{}-{:016x}", Runtimes::recipe(language), hasher.finish())
 }
 
 /// Returns a prepared interpreter from the cache, or prepares an installed one.
@@ -133,7 +133,7 @@ pub(crate) fn prepare(
     if let Some(prepared) = from_cache(engine, &store, &key, language)? {
         return Ok(prepared);
     }
-    let found = Supply::new(cache).find(language).map_err(cache_error)?.ok_or_else(|| missing(language))?;
+    let found = Runtimes::new(cache).find(language).map_err(cache_error)?.ok_or_else(|| missing(language))?;
     store.prepare().map_err(cache_error)?;
     let _lock = store.lock(&key, || ()).map_err(cache_error)?;
     if let Some(prepared) = from_cache(engine, &store, &key, language)? {
@@ -158,11 +158,11 @@ pub(crate) fn names(language: Language) -> (&'static str, &'static str) {
     }
 }
 
-fn setup_error(error: cofferdam_wasm_supply::SupplyError) -> Error {
+fn setup_error(error: cofferdam_wasm_runtimes::RuntimesError) -> Error {
     Error::new(ErrorKind::Unavailable, "setup", error.to_string())
 }
 
-pub(crate) fn cache_error(error: cofferdam_wasm_supply::SupplyError) -> Error {
+pub(crate) fn cache_error(error: cofferdam_wasm_runtimes::RuntimesError) -> Error {
     Error::new(ErrorKind::Unavailable, "start", error.to_string())
 }
 
@@ -191,7 +191,7 @@ fn from_cache(
     let initial = Frozen { image, globals: state.globals.into(), tables: state.tables.into() };
     let program = engine.program(&module, state.layout, Arc::clone(&initial.image))?;
     let (entry, passed) = (Entry::Prepared(state.argument), state.passed);
-    let source = Supply::recipe(language);
+    let source = Runtimes::recipe(language);
     Ok(Some(PreparedInterpreter {
         engine: Arc::clone(engine),
         program: Arc::new(program),

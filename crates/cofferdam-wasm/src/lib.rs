@@ -62,7 +62,7 @@ mod time;
 mod wasi;
 
 pub use backend::WasmBackend;
-pub use cofferdam_wasm_supply::{Interpreter, Language, Step};
+pub use cofferdam_wasm_runtimes::{Interpreter, Language, Step};
 pub use config::WasmConfig;
 pub use doctor::doctor;
 pub use languages::{Preparing, obtain};

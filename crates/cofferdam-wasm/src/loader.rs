@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Result, TenantId};
-use cofferdam_wasm_supply::Language;
+use cofferdam_wasm_runtimes::Language;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;

@@ -23,7 +23,7 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
         Protection::CpuTime => limits
             .cpu_time
             .map(|limit| format!("the guest's thread is interrupted when it has used {} s", limit.as_secs_f64())),
-        Protection::Cpus => return limits.cpus.map_or_else(|| not_asked(protection), |share| cpus(share, spec)),
+        Protection::Cpus => return limits.cpus.map_or_else(|| not_requested(protection), |share| cpus(share, spec)),
         Protection::Processes => limits
             .single_threaded_processes()
             .map(|limit| format!("a module cannot start processes or threads; at most {limit} execs run at once")),
@@ -45,7 +45,7 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
     };
     match bound {
         Some(mechanism) => item(protection, ProtectionState::Enforced, &mechanism),
-        None => not_asked(protection),
+        None => not_requested(protection),
     }
 }
 
@@ -74,7 +74,7 @@ fn cpus(share: Cpus, spec: &Spec) -> PostureItem {
     }
 }
 
-fn not_asked(protection: Protection) -> PostureItem {
+fn not_requested(protection: Protection) -> PostureItem {
     item(protection, ProtectionState::NotAsked, "no limit was requested")
 }
 

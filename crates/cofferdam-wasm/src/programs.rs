@@ -216,9 +216,9 @@ impl Writer {
                 self.line(format!("(if {short} (then (call $exit (i32.const 28))))"));
             }
             P::FillEveryDirectory { bytes } => {
-                let (here, there) = (self.path("fill.1"), self.path("/tmp/fill.2"));
-                self.line(format!("(local.set $n (i64.add (call $fill {here} (i64.const {bytes}))"));
-                self.line(format!("(call $fill {there} (i64.const {bytes}))))"));
+                let (first, second) = (self.path("fill.1"), self.path("/tmp/fill.2"));
+                self.line(format!("(local.set $n (i64.add (call $fill {first} (i64.const {bytes}))"));
+                self.line(format!("(call $fill {second} (i64.const {bytes}))))"));
                 self.print(1, "stored ");
                 self.line("(call $print_number (local.get $n))");
                 self.print(1, "\n");

@@ -505,6 +505,9 @@ pub struct ConformanceArgs {
     /// Use this root file system in the test case of another root
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
+    /// Use this image as the root file system of every sandbox, instead of the default one
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["pooled", "root"])]
+    pub image: Option<String>,
     /// Run only test cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,

@@ -64,7 +64,7 @@ pub struct ConfigFile {
     /// Settings of the container backend.
     pub containers: ContainerSettings,
     /// Settings of the VM backend.
-    pub machines: VmSettings,
+    pub vms: VmSettings,
     /// Settings of the WebAssembly backend.
     pub wasm: WasmSettings,
     /// Settings of the remote backend.
@@ -81,7 +81,7 @@ impl ConfigFile {
         Setup {
             images: self.images.clone(),
             containers: self.containers.clone(),
-            machines: self.machines.clone(),
+            vms: self.vms.clone(),
             wasm: self.wasm.clone(),
             remote: self.remote.clone(),
             e2b: self.e2b.clone(),
@@ -246,9 +246,9 @@ mod tests {
         assert_eq!(config.limits.memory, Some(Bound::Of(ByteSize::from_mebibytes(256))));
         #[cfg(feature = "vm")]
         {
-            assert_eq!(config.machines.accelerator, Some(Acceleration::Auto));
-            assert_eq!(config.machines.jailer, Some(Jailer::Off));
-            assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
+            assert_eq!(config.vms.accelerator, Some(Acceleration::Auto));
+            assert_eq!(config.vms.jailer, Some(Jailer::Off));
+            assert_eq!(config.vms.memory, Some(Human(ByteSize::from_mebibytes(512))));
         }
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
         #[cfg(feature = "wasm")]
@@ -292,7 +292,7 @@ mod tests {
     fn errors_in_settings_of_backends_name_file_line_and_key() {
         let message = error("[wasm]\nfuel = 0\n");
         assert!(message.starts_with("/c.toml:2: fuel: '0' is not a whole number above 0"), "{message}");
-        let message = error("[machines]\naccelerator = \"hvf\"\n");
+        let message = error("[vms]\naccelerator = \"hvf\"\n");
         assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is not an accelerator"), "{message}");
         let message = error("[containers]\n\npull = \"always\"\n");
         assert!(message.starts_with("/c.toml:3: pull: 'always' is not a pull policy"), "{message}");
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn tables_of_all_backends_are_known_to_every_build() {
-        let all = "[containers]\npull = \"never\"\n[machines]\nbuild = \"never\"\n[wasm]\nfuel = \"none\"\n\
+        let all = "[containers]\npull = \"never\"\n[vms]\nbuild = \"never\"\n[wasm]\nfuel = \"none\"\n\
              [remote]\nserver = \"unix:/s\"\n[e2b]\ntemplate = \"mine\"\n";
         parse(Path::new("/c.toml"), all).unwrap();
         assert!(error("wasm = 1\n").starts_with("/c.toml:1: wasm"));

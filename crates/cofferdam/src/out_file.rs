@@ -218,8 +218,8 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 
-    fn names(place: &Path) -> Vec<OsString> {
-        let mut all: Vec<_> = std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    fn names(directory: &Path) -> Vec<OsString> {
+        let mut all: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         all.sort();
         all
     }
@@ -227,12 +227,12 @@ mod tests {
     /// Promise (Virtual machines): An archive is complete or absent.
     #[test]
     fn a_file_is_there_whole_or_not_at_all() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("x");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x");
         let begun = OutFile::begin(&path, Existing::Keep).unwrap();
         begun.file().unwrap().write_all(b"half").unwrap();
         drop(begun);
-        assert!(names(place.path()).is_empty());
+        assert!(names(directory.path()).is_empty());
         let begun = OutFile::begin(&path, Existing::Keep).unwrap();
         begun.file().unwrap().write_all(b"whole").unwrap();
         assert!(!path.exists());
@@ -240,35 +240,35 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"whole");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(OutFile::begin(&path, Existing::Keep).unwrap_err().kind(), ErrorKind::Conflict);
-        assert_eq!(names(place.path()), ["x"]);
+        assert_eq!(names(directory.path()), ["x"]);
     }
 
     /// Promise (Virtual machines): The next save removes partial archives of killed writers, and no file of live
     /// writers.
     #[test]
     fn files_of_killed_writers_are_removed_and_others_kept() {
-        let place = tempfile::tempdir().unwrap();
-        let begin = |name: &str| OutFile::begin(&place.path().join(name), Existing::Replace).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let begin = |name: &str| OutFile::begin(&directory.path().join(name), Existing::Replace).unwrap();
         // A file with a temporary name, as just before a writer finishes.
         let mut living = begin("x");
         let temporary = temporary_name(OsStr::new("x"));
         living.link(&temporary).unwrap();
         living.temporary = Some(temporary.clone());
-        let left = place.path().join(temporary_name(OsStr::new("y")));
+        let left = directory.path().join(temporary_name(OsStr::new("y")));
         std::fs::write(&left, "half").unwrap();
-        std::fs::write(place.path().join(".others"), "others").unwrap();
-        std::os::unix::fs::symlink(".others", place.path().join(temporary_name(OsStr::new("link")))).unwrap();
+        std::fs::write(directory.path().join(".others"), "others").unwrap();
+        std::os::unix::fs::symlink(".others", directory.path().join(temporary_name(OsStr::new("link")))).unwrap();
         drop(begin("z"));
-        assert!(!left.exists() && place.path().join(&temporary).exists());
-        assert_eq!(names(place.path()).len(), 3);
+        assert!(!left.exists() && directory.path().join(&temporary).exists());
+        assert_eq!(names(directory.path()).len(), 3);
         living.finish().unwrap();
-        assert!(place.path().join("x").exists() && !place.path().join(&temporary).exists());
+        assert!(directory.path().join("x").exists() && !directory.path().join(&temporary).exists());
         // A name of maximum length leaves no room for a longer one.
         let long = "n".repeat(255);
         let begun = begin(&long);
         begun.file().unwrap().write_all(b"whole").unwrap();
         begun.finish().unwrap();
-        assert_eq!(std::fs::read(place.path().join(long)).unwrap(), b"whole");
+        assert_eq!(std::fs::read(directory.path().join(long)).unwrap(), b"whole");
     }
 
     /// Simulates a file system without unnamed files, and one without hard links.
@@ -276,9 +276,9 @@ mod tests {
     /// Promise (Virtual machines): An archive gets its name only when it is complete.
     #[test]
     fn a_file_that_had_to_have_a_name_gets_its_own_in_the_end() {
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let named = |name: &str| {
-            let mut begun = OutFile::begin(&place.path().join(name), Existing::Keep).unwrap();
+            let mut begun = OutFile::begin(&directory.path().join(name), Existing::Keep).unwrap();
             let temporary = temporary_name(OsStr::new(name));
             begun.link(&temporary).unwrap();
             begun.temporary = Some(temporary);
@@ -290,20 +290,20 @@ mod tests {
         renamed.rename(OsStr::new("renamed")).unwrap();
         drop(renamed);
         let mut late = named("late");
-        std::fs::write(place.path().join("late"), "others").unwrap();
+        std::fs::write(directory.path().join("late"), "others").unwrap();
         assert_eq!(late.rename(OsStr::new("late")), Err(Errno::EXIST));
         assert_eq!(late.finish().unwrap_err().kind(), ErrorKind::Conflict);
-        assert_eq!(names(place.path()), ["late", "linked", "renamed"]);
+        assert_eq!(names(directory.path()), ["late", "linked", "renamed"]);
         for (name, text) in [("late", "others"), ("linked", "whole"), ("renamed", "whole")] {
-            assert_eq!(std::fs::read_to_string(place.path().join(name)).unwrap(), text);
+            assert_eq!(std::fs::read_to_string(directory.path().join(name)).unwrap(), text);
         }
     }
 
     /// Promise (Virtual machines): An existing file is replaced only on request.
     #[test]
     fn another_is_replaced_only_when_that_is_asked_for() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("x");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x");
         let late = OutFile::begin(&path, Existing::Keep).unwrap();
         std::fs::write(&path, "others").unwrap();
         // The other file was created during the write.
@@ -312,11 +312,11 @@ mod tests {
         let begun = OutFile::begin(&path, Existing::Replace).unwrap();
         begun.file().unwrap().write_all(b"ours").unwrap();
         begun.finish().unwrap();
-        assert_eq!((std::fs::read(&path).unwrap(), names(place.path())), (b"ours".to_vec(), vec!["x".into()]));
+        assert_eq!((std::fs::read(&path).unwrap(), names(directory.path())), (b"ours".to_vec(), vec!["x".into()]));
         for (bad, kind) in
             [("no/such/x", ErrorKind::NotFound), ("..", ErrorKind::InvalidInput), (".", ErrorKind::InvalidInput)]
         {
-            let error = OutFile::begin(&place.path().join(bad), Existing::Replace).unwrap_err();
+            let error = OutFile::begin(&directory.path().join(bad), Existing::Replace).unwrap_err();
             assert!(error.kind() == kind && error.remedy().is_some(), "{bad}: {error}");
         }
     }

@@ -331,10 +331,10 @@ enum InPlace {
     No,
 }
 
-fn new_code(language: &str, code: String, name: Option<String>, args: &[String], place: InPlace) -> Code {
+fn new_code(language: &str, code: String, name: Option<String>, args: &[String], in_place: InPlace) -> Code {
     let mut request = CodeRequest::new(language, code);
     (request.args, request.file_name) = (args.to_vec(), name);
-    Code { request, in_place: place == InPlace::Yes }
+    Code { request, in_place: in_place == InPlace::Yes }
 }
 
 /// Returns code as text, for screening and full results. Returns `None` if it is not UTF-8 and need not be.
@@ -358,7 +358,7 @@ fn file_command(
 ) -> Result<Requested> {
     let (file, canonical) = find_file(file, workspace)?;
     let file = &*file;
-    let inside = workspace.map(|workspace| place_inside(file, &canonical, workspace)).transpose()?.flatten();
+    let inside = workspace.map(|workspace| path_inside(file, &canonical, workspace)).transpose()?.flatten();
     // An unreadable file is reported before an unknown extension.
     let contents = read_file(file, &canonical)?;
     let languages = &settings.code.languages;
@@ -367,11 +367,11 @@ fn file_command(
         None => languages.by_extension(file)?,
     };
     let interpreter = language.command();
-    let place = if inside.is_some() { InPlace::Yes } else { InPlace::No };
+    let in_place = if inside.is_some() { InPlace::Yes } else { InPlace::No };
     let own_name = file.file_name().and_then(|name| name.to_str()).unwrap_or("main").to_owned();
     let code = match name == MODULE {
         true => None,
-        false => text(&contents, settings)?.map(|text| new_code(name, text, Some(own_name.clone()), args, place)),
+        false => text(&contents, settings)?.map(|text| new_code(name, text, Some(own_name.clone()), args, in_place)),
     };
     if let Some(path) = inside {
         return Ok((Command::Argv(interpreter.into_iter().chain([path]).chain(args.iter().cloned()).collect()), code));
@@ -400,7 +400,7 @@ fn find_file(file: &Path, workspace: Option<&HostWorkspace>) -> Result<(PathBuf,
 ///
 /// Refuses a path in the workspace that leaves it through a symlink: the workspace may be an untrusted repository, and
 /// its links must not select which host files are read.
-fn place_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Result<Option<String>> {
+fn path_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Result<Option<String>> {
     if let Ok(relative) = canonical.strip_prefix(workspace.opened.path()) {
         let text = relative.to_str().ok_or_else(|| {
             Error::invalid("run", "the file's path inside the workspace is not UTF-8").with_remedy("rename it")

@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn names_are_found_or_explained() {
         use vms::Driver;
-        let driver = |name: &str| setup_of(name).unwrap().machines.driver;
+        let driver = |name: &str| setup_of(name).unwrap().vms.driver;
         let runtime = |name: &str| setup_of(name).unwrap().containers.runtime;
         assert_eq!(find("local").unwrap().name, "process");
         for (name, expected) in [

@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use cofferdam::registry::{self, CONTAINER_BACKEND, VM_BACKEND};
-use cofferdam::resident::{Asked, Candidates, Connection, Refusal, ResidentBackend, SocketDirectory, Surroundings};
+use cofferdam::resident::{
+    Candidates, Connection, Refusal, Requirements, ResidentBackend, SocketDirectory, Surroundings,
+};
 use cofferdam::{Backend, Error, ErrorKind, NetworkPolicy, Result};
 use serde::Deserialize;
 
@@ -81,12 +83,15 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
         }
         return Ok(local(args, why));
     }
-    let asked =
-        Asked { build: build(), surroundings: surroundings(settings)?, backend: settings.backend.name.to_owned() };
-    let mut found = find(&asked);
+    let requirements = Requirements {
+        build: build(),
+        surroundings: surroundings(settings)?,
+        backend: settings.backend.name.to_owned(),
+    };
+    let mut found = find(&requirements);
     if settings.use_server == ServerUse::Start && matches!(found, Ok(Err(Refusal::None))) {
         let messages = start(args, settings, config);
-        found = find(&asked);
+        found = find(&requirements);
         if args.output.verbose && !matches!(found, Ok(Ok(_))) {
             messages.iter().for_each(|line| report::remark(line, Tone::Warning));
         }
@@ -131,9 +136,9 @@ fn local(args: &RunArgs, why: &str) -> Option<Arc<dyn Backend>> {
     None
 }
 
-fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
+fn find(requirements: &Requirements) -> Result<Result<Connection, Refusal>> {
     match SocketDirectory::open(candidates().directory())? {
-        Some(place) => Connection::for_run(&place, asked),
+        Some(directory) => Connection::for_run(&directory, requirements),
         None => Ok(Err(Refusal::None)),
     }
 }
@@ -159,10 +164,10 @@ const READ_BY_APT: [&str; 5] = ["APT_CONFIG", "http_proxy", "https_proxy", "all_
 
 /// Returns true if a server of this backend inherits this variable from the run that starts it.
 fn is_for_server(variable: &str, backend: &str) -> bool {
-    let machines = || variable.starts_with(READ_FOR_VMS) || READ_BY_APT.contains(&variable);
+    let vms = || variable.starts_with(READ_FOR_VMS) || READ_BY_APT.contains(&variable);
     READ.contains(&variable)
         || (backend == CONTAINER_BACKEND && variable == "DOCKER_HOST")
-        || (backend == VM_BACKEND && machines())
+        || (backend == VM_BACKEND && vms())
 }
 
 /// Starts a server, waits until it listens and returns its messages. The server outlives the run, so it inherits only

@@ -164,8 +164,8 @@ fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
 }
 
 /// Refuses an option of one backend if another one is selected, because it would have no effect.
-fn check_option(given: bool, option: &str, of: &str, chosen: &Chosen) -> Result<()> {
-    if !given || chosen.info.name == of {
+fn check_option(is_set: bool, option: &str, of: &str, chosen: &Chosen) -> Result<()> {
+    if !is_set || chosen.info.name == of {
         return Ok(());
     }
     let message = format!("{option} is an option of backend {of}, but the backend is {}", chosen.info.name);

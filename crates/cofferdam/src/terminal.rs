@@ -292,9 +292,9 @@ mod tests {
 
         #[test]
         fn the_cut_into_chunks_does_not_matter(input in hostile(), cuts in prop::collection::vec(0usize..80, 0..8)) {
-            let mut places: Vec<usize> = cuts.into_iter().map(|cut| cut.min(input.len())).chain([0, input.len()]).collect();
-            places.sort_unstable();
-            let chunks: Vec<&[u8]> = places.windows(2).map(|pair| &input[pair[0]..pair[1]]).collect();
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(input.len())).chain([0, input.len()]).collect();
+            cuts.sort_unstable();
+            let chunks: Vec<&[u8]> = cuts.windows(2).map(|pair| &input[pair[0]..pair[1]]).collect();
             prop_assert_eq!(show(&chunks), show(&[&input]));
         }
     }

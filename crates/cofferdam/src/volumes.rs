@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Error, ErrorKind, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec,
+    Backend, BackendLayer, Capabilities, Capability, Error, ErrorKind, Result, Sandbox, Snapshot, Spec,
 };
 use cofferdam_volume::Store;
 use cofferdam_volume::sandbox::without_snapshots;
@@ -41,13 +41,9 @@ struct VolumeBackend {
 }
 
 #[async_trait]
-impl Backend for VolumeBackend {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn level(&self) -> Level {
-        self.inner.level()
+impl BackendLayer for VolumeBackend {
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -71,10 +67,6 @@ impl Backend for VolumeBackend {
 
     async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
         Err(without_snapshots("restore"))
-    }
-
-    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        Err(Error::unsupported("prepare", "sandboxes with volumes are not prepared: they would hold the volumes"))
     }
 }
 

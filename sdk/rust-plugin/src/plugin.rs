@@ -163,8 +163,9 @@ impl Plugin {
     /// Runs the handlers of an event: those of its subscription, else those that match its name.
     fn deliver(&self, event: &Event, context: &Context) -> Result<Value> {
         let exact = self.events.iter().any(|(pattern, _)| *pattern == event.subscription);
-        let fits = |pattern: &str| if exact { pattern == event.subscription } else { matches(pattern, &event.name) };
-        let mut found = self.events.iter().filter(|(pattern, _)| fits(pattern)).peekable();
+        let is_match =
+            |pattern: &str| if exact { pattern == event.subscription } else { matches(pattern, &event.name) };
+        let mut found = self.events.iter().filter(|(pattern, _)| is_match(pattern)).peekable();
         if found.peek().is_none() {
             return Err(not_found(ErrorKind::NotFound, "handler for the event", &event.name));
         }
@@ -188,8 +189,8 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     if open {
         parts.pop();
     }
-    let fits = if open { names.len() > parts.len() } else { names.len() == parts.len() };
-    fits && parts.iter().zip(&names).all(|(part, name)| *part == "*" || part == name)
+    let has_length = if open { names.len() > parts.len() } else { names.len() == parts.len() };
+    has_length && parts.iter().zip(&names).all(|(part, name)| *part == "*" || part == name)
 }
 
 #[cfg(test)]

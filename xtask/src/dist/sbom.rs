@@ -278,7 +278,7 @@ mod tests {
         })
     }
 
-    fn made() -> Value {
+    fn sample_document() -> Value {
         let tree = "program v1.0.0+x (/src)\nlibrary v1.0.0+x\nmacro v1.0.0+x (proc-macro)\n\
                     parser v1.0.0+x\ncompiler v1.0.0+x\nlibrary v1.0.0+x (*)\n";
         document(&metadata(), &compiled(tree), "program").unwrap()
@@ -287,17 +287,18 @@ mod tests {
     /// Promise (Measurements and structure): The SBOM has licences, scopes and a dependency graph.
     #[test]
     fn components_have_licences_scopes_and_a_graph() {
-        let made = made();
-        validate(&made).unwrap();
-        let scopes: Vec<_> = list(&made["components"]).iter().map(|c| (text(&c["name"]), text(&c["scope"]))).collect();
+        let document = sample_document();
+        validate(&document).unwrap();
+        let scopes: Vec<_> =
+            list(&document["components"]).iter().map(|c| (text(&c["name"]), text(&c["scope"]))).collect();
         assert_eq!(
             scopes,
             [("compiler", "excluded"), ("library", "required"), ("macro", "excluded"), ("parser", "excluded")]
         );
-        let library = &made["components"][1];
+        let library = &document["components"][1];
         assert_eq!(library["purl"], "pkg:cargo/library@1.0.0%2Bx");
         assert_eq!(library["licenses"], json!([{ "expression": "MIT OR Apache-2.0" }]));
-        let of_macro = list(&made["dependencies"]).iter().find(|entry| entry["ref"] == "pkg:cargo/macro@1.0.0%2Bx");
+        let of_macro = list(&document["dependencies"]).iter().find(|entry| entry["ref"] == "pkg:cargo/macro@1.0.0%2Bx");
         assert_eq!(of_macro.unwrap()["dependsOn"], json!(["pkg:cargo/parser@1.0.0%2Bx"]));
     }
 
@@ -305,9 +306,9 @@ mod tests {
     #[test]
     fn the_sbom_of_the_program_names_a_dependency_with_its_licence() {
         let sdks = crate::dist::sdk::components("0.1.0", "Apache-2.0");
-        let made = make(&Repository::this(), "cofferdam", "x86_64-unknown-linux-gnu", &sdks).unwrap();
-        assert_eq!(made["metadata"]["component"]["name"], "cofferdam");
-        let component = |name: &str| list(&made["components"]).iter().find(|component| component["name"] == name);
+        let document = make(&Repository::this(), "cofferdam", "x86_64-unknown-linux-gnu", &sdks).unwrap();
+        assert_eq!(document["metadata"]["component"]["name"], "cofferdam");
+        let component = |name: &str| list(&document["components"]).iter().find(|component| component["name"] == name);
         let clap = component("clap").expect("clap is a dependency");
         assert_eq!(
             (&clap["scope"], &clap["licenses"]),
@@ -331,7 +332,7 @@ mod tests {
             ("/dependencies/0/dependsOn", json!(["pkg:cargo/unknown@1.0.0"])),
             ("/dependencies", json!([])),
         ] {
-            let mut broken = made();
+            let mut broken = sample_document();
             *broken.pointer_mut(path).unwrap() = value;
             assert!(validate(&broken).is_err(), "{path}");
         }

@@ -47,7 +47,7 @@ const TESTS: &[(&str, Test)] = &[
     ("package_sdk_crate_has_its_sources", sdk_crate),
 ];
 
-type Test = fn(&Packages, &Place<'_>) -> Result<Verdict>;
+type Test = fn(&Packages, &Fixture<'_>) -> Result<Verdict>;
 
 /// The result of a test that found no error.
 enum Verdict {
@@ -61,7 +61,7 @@ pub struct Installs<'a> {
     built: &'a Built,
     tests: Vec<(&'static str, Test)>,
     /// Created when the first user's tests begin, while other tests run.
-    made: OnceLock<Result<InstallSetup, Outcome>>,
+    setup: OnceLock<Result<InstallSetup, Outcome>>,
 }
 
 /// Packages, and the directory that contains them.
@@ -75,7 +75,7 @@ impl<'a> Installs<'a> {
     pub fn new(sources: &'a Repository, built: &'a Built, filter: Option<&str>) -> Self {
         let wanted = |(name, _): &&(&str, Test)| filter.is_none_or(|filter| name.contains(filter));
         let tests = TESTS.iter().filter(wanted).copied().collect();
-        Self { sources, built, tests, made: OnceLock::new() }
+        Self { sources, built, tests, setup: OnceLock::new() }
     }
 
     /// Packages the tested program, if there are tests.
@@ -95,8 +95,8 @@ impl<'a> Installs<'a> {
     /// Installs and runs each package as this user.
     pub fn run(&self, user: &User) -> Result<Outcome> {
         let start = Instant::now();
-        let outcome = match self.made.get_or_init(|| self.make()) {
-            Ok(made) => self.run_tests(&made.packages, user)?,
+        let outcome = match self.setup.get_or_init(|| self.make()) {
+            Ok(setup) => self.run_tests(&setup.packages, user)?,
             Err(outcome) => outcome.clone(),
         };
         if outcome.ran() {
@@ -111,8 +111,8 @@ impl<'a> Installs<'a> {
     fn run_tests(&self, packages: &Packages, user: &User) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for (name, test) in &self.tests {
-            let place = Place { user, directory: user.directory("xtask-install-")? };
-            match test(packages, &place) {
+            let fixture = Fixture { user, directory: user.directory("xtask-install-")? };
+            match test(packages, &fixture) {
                 Ok(Verdict::Passed) => outcome.passed += 1,
                 Ok(Verdict::Skipped(reason)) => outcome.skips.push(format!("SKIP {NAME}: {name}: {reason}")),
                 Err(error) => {
@@ -150,12 +150,12 @@ impl InstallSetup {
 }
 
 /// A user, and a new directory of this user for one test.
-struct Place<'a> {
+struct Fixture<'a> {
     user: &'a User,
     directory: Temporary,
 }
 
-impl Place<'_> {
+impl Fixture<'_> {
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -205,63 +205,63 @@ impl Place<'_> {
     }
 }
 
-fn checksums(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+fn checksums(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
     let directory = packages.checksums.parent().context("the checksums are in no directory")?;
-    let mut check = place.command("sha256sum");
-    let printed = place.output(check.args(["--check", "--strict", "SHA256SUMS"]).current_dir(directory))?;
+    let mut check = fixture.command("sha256sum");
+    let printed = fixture.output(check.args(["--check", "--strict", "SHA256SUMS"]).current_dir(directory))?;
     let good = printed.lines().filter(|line| line.ends_with(": OK")).count();
     ensure!(good == packages.files().len() - 1, "not every file has a checksum:\n{printed}");
     Ok(Verdict::Passed)
 }
 
-fn tarball(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    place.output(place.command("tar").arg("--extract").arg("--file").arg(&packages.tarball))?;
+fn tarball(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    fixture.output(fixture.command("tar").arg("--extract").arg("--file").arg(&packages.tarball))?;
     let top = packages.tarball.file_name().and_then(|name| name.to_str()?.strip_suffix(".tar.gz"));
-    let top = place.path(top.context("the tarball has another name")?);
+    let top = fixture.path(top.context("the tarball has another name")?);
     for file in
         ["LICENSE", "README.md", "completions/cofferdam.bash", "completions/_cofferdam", "completions/cofferdam.fish"]
     {
         ensure!(top.join(file).metadata().is_ok_and(|meta| meta.len() > 0), "{file} is missing");
     }
-    place.check(packages, &top.join("cofferdam"))
+    fixture.check(packages, &top.join("cofferdam"))
 }
 
 /// Installs with dpkg into a directory and a database of its own. Requires root. Other users unpack the package.
-fn deb(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    let root = place.create("root")?;
-    if place.user.is_current() && is_root() {
+fn deb(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    let root = fixture.create("root")?;
+    if fixture.user.is_current() && is_root() {
         if !exists("dpkg") {
             return Ok(Verdict::Skipped("dpkg is not installed"));
         }
         // A dependency counts as installed if the host has it.
-        let control = place.output(place.command("dpkg-deb").arg("--field").arg(&packages.deb).arg("Depends"))?;
+        let control = fixture.output(fixture.command("dpkg-deb").arg("--field").arg(&packages.deb).arg("Depends"))?;
         let depends = control.trim().split(',').filter_map(|package| package.split_whitespace().next());
-        let database = place.create("database")?;
+        let database = fixture.create("database")?;
         for directory in ["info", "updates", "triggers"] {
-            place.create(&format!("database/{directory}"))?;
+            fixture.create(&format!("database/{directory}"))?;
         }
         let mut status = String::new();
         for package in depends {
-            status += &place.output(place.command("dpkg-query").args(["--status", package]))?;
+            status += &fixture.output(fixture.command("dpkg-query").args(["--status", package]))?;
             status += "\n";
         }
         fs::write(database.join("status"), status)?;
-        let mut dpkg = place.command("dpkg");
+        let mut dpkg = fixture.command("dpkg");
         dpkg.arg("--instdir").arg(&root).arg("--admindir").arg(&database).args(["--log=/dev/null", "--install"]);
-        place.output(dpkg.arg(&packages.deb).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))?;
-        let mut query = place.command("dpkg-query");
+        fixture.output(dpkg.arg(&packages.deb).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))?;
+        let mut query = fixture.command("dpkg-query");
         query.arg("--admindir").arg(&database).args(["--show", "--showformat=${db:Status-Status}", "cofferdam"]);
-        let installed = place.output(&mut query)?;
+        let installed = fixture.output(&mut query)?;
         ensure!(installed == "installed", "dpkg reports '{installed}'");
     } else {
-        place.output(place.command("dpkg-deb").arg("--extract").arg(&packages.deb).arg(&root))?;
+        fixture.output(fixture.command("dpkg-deb").arg("--extract").arg(&packages.deb).arg(&root))?;
     }
-    check_unit(&root, place)?;
-    place.check(packages, &root.join("usr/bin/cofferdam"))
+    check_unit(&root, fixture)?;
+    fixture.check(packages, &root.join("usr/bin/cofferdam"))
 }
 
 /// Checks the systemd units of the Debian package, if this host has systemd's programs.
-fn check_unit(root: &Path, place: &Place<'_>) -> Result<()> {
+fn check_unit(root: &Path, fixture: &Fixture<'_>) -> Result<()> {
     let unit = root.join("usr/lib/systemd/system/cofferdam.service");
     let text = fs::read_to_string(&unit)?;
     ensure!(text.contains("ExecStart=/usr/bin/cofferdam serve"), "the unit starts another program");
@@ -272,32 +272,32 @@ fn check_unit(root: &Path, place: &Place<'_>) -> Result<()> {
     }
     // It looks for the program where the package puts it.
     let program = root.join("usr/bin/cofferdam");
-    let copies = place.create("unit")?;
+    let copies = fixture.create("unit")?;
     let [service, socket] = ["cofferdam.service", "cofferdam.socket"].map(|name| copies.join(name));
     fs::write(&service, text.replace("/usr/bin/cofferdam", &program.to_string_lossy()))?;
     fs::copy(root.join("usr/lib/systemd/system/cofferdam.socket"), &socket)?;
-    place.output(place.command("systemd-analyze").args(["verify", "--man=no"]).arg(&service).arg(&socket)).map(drop)
+    fixture.output(fixture.command("systemd-analyze").args(["verify", "--man=no"]).arg(&service).arg(&socket)).map(drop)
 }
 
 /// Installs with pip into an environment of its own. pip does not verify the hashes in RECORD. Other installers do.
-fn wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    match environment(place, &packages.wheel)? {
-        Some(environment) => place.check(packages, &environment.join("bin/cofferdam")),
+fn wheel(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    match environment(fixture, &packages.wheel)? {
+        Some(environment) => fixture.check(packages, &environment.join("bin/cofferdam")),
         None => Ok(Verdict::Skipped("/usr/bin/python3 has no venv")),
     }
 }
 
 /// Creates an environment with a wheel. Returns `None` if the system's Python cannot do that.
-fn environment(place: &Place<'_>, wheel: &Path) -> Result<Option<PathBuf>> {
+fn environment(fixture: &Fixture<'_>, wheel: &Path) -> Result<Option<PathBuf>> {
     // The first Python in the search path may be in root's home, closed to other users.
     let python = Path::new("/usr/bin/python3");
-    if place.output(place.command(python).args(["-I", "-c", "import ensurepip"])).is_err() {
+    if fixture.output(fixture.command(python).args(["-I", "-c", "import ensurepip"])).is_err() {
         return Ok(None);
     }
-    place.output(place.command(python).args(["-I", "-c", CHECK_RECORD]).arg(wheel))?;
-    let environment = place.path("environment");
-    place.output(place.command(python).args(["-I", "-m", "venv"]).arg(&environment))?;
-    let mut pip = place.command(environment.join("bin/python"));
+    fixture.output(fixture.command(python).args(["-I", "-c", CHECK_RECORD]).arg(wheel))?;
+    let environment = fixture.path("environment");
+    fixture.output(fixture.command(python).args(["-I", "-m", "venv"]).arg(&environment))?;
+    let mut pip = fixture.command(environment.join("bin/python"));
     pip.args([
         "-I",
         "-m",
@@ -308,57 +308,57 @@ fn environment(place: &Place<'_>, wheel: &Path) -> Result<Option<PathBuf>> {
         "install",
         "--no-index",
     ]);
-    place.output(pip.arg(wheel))?;
+    fixture.output(pip.arg(wheel))?;
     Ok(Some(environment))
 }
 
-fn npm(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    match npm_install(place, &packages.npm)? {
-        Some(prefix) => place.check(packages, &prefix.join("bin/cofferdam")),
+fn npm(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    match npm_install(fixture, &packages.npm)? {
+        Some(prefix) => fixture.check(packages, &prefix.join("bin/cofferdam")),
         None => Ok(Verdict::Skipped("npm is not installed")),
     }
 }
 
 /// Installs an npm package into a directory of its own. Returns `None` without npm.
-fn npm_install(place: &Place<'_>, package: &Path) -> Result<Option<PathBuf>> {
-    if place.output(place.command("npm").arg("--version")).is_err() {
+fn npm_install(fixture: &Fixture<'_>, package: &Path) -> Result<Option<PathBuf>> {
+    if fixture.output(fixture.command("npm").arg("--version")).is_err() {
         return Ok(None);
     }
-    let prefix = place.path("prefix");
-    let mut npm = place.command("npm");
+    let prefix = fixture.path("prefix");
+    let mut npm = fixture.command("npm");
     npm.args(["install", "--global", "--offline", "--no-audit", "--no-fund", "--no-update-notifier", "--cache"])
-        .arg(place.path("cache"))
+        .arg(fixture.path("cache"))
         .arg("--prefix")
         .arg(&prefix);
-    place.output(npm.arg(package))?;
+    fixture.output(npm.arg(package))?;
     Ok(Some(prefix))
 }
 
-fn sdk_wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    let Some(environment) = environment(place, &packages.sdks.wheel)? else {
+fn sdk_wheel(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    let Some(environment) = environment(fixture, &packages.sdks.wheel)? else {
         return Ok(Verdict::Skipped("/usr/bin/python3 has no venv"));
     };
     let code = "import cofferdam_plugin, cofferdam_plugin.testing; print(cofferdam_plugin.__version__)";
-    let version = place.output(place.command(environment.join("bin/python")).args(["-I", "-c", code]))?;
+    let version = fixture.output(fixture.command(environment.join("bin/python")).args(["-I", "-c", code]))?;
     ensure!(version.trim_end() == packages.version, "the version is '{}'", version.trim_end());
     Ok(Verdict::Passed)
 }
 
-fn sdk_npm(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    let Some(prefix) = npm_install(place, &packages.sdks.npm)? else {
+fn sdk_npm(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    let Some(prefix) = npm_install(fixture, &packages.sdks.npm)? else {
         return Ok(Verdict::Skipped("npm is not installed"));
     };
     let code = "new (require('@cofferdam/plugin/testing').Harness)(require('@cofferdam/plugin').run); \
                 console.log(require('@cofferdam/plugin/package.json').version)";
-    let mut node = place.command("node");
-    let version = place.output(node.args(["-e", code]).env("NODE_PATH", prefix.join("lib/node_modules")))?;
+    let mut node = fixture.command("node");
+    let version = fixture.output(node.args(["-e", code]).env("NODE_PATH", prefix.join("lib/node_modules")))?;
     ensure!(version.trim_end() == packages.version, "the version is '{}'", version.trim_end());
     Ok(Verdict::Passed)
 }
 
-fn sdk_crate(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    place.output(place.command("tar").arg("--extract").arg("--file").arg(&packages.sdks.krate))?;
-    let top = place.path(&format!("cofferdam-plugin-sdk-{}", packages.version));
+fn sdk_crate(packages: &Packages, fixture: &Fixture<'_>) -> Result<Verdict> {
+    fixture.output(fixture.command("tar").arg("--extract").arg("--file").arg(&packages.sdks.krate))?;
+    let top = fixture.path(&format!("cofferdam-plugin-sdk-{}", packages.version));
     for file in ["Cargo.toml", "LICENSE", "README.md", "src/lib.rs"] {
         ensure!(top.join(file).metadata().is_ok_and(|meta| meta.len() > 0), "{file} is missing");
     }

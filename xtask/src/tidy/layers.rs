@@ -73,7 +73,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
     layer("cofferdam-screen", &[], &[]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
-    layer("cofferdam-wasm-supply", &["cofferdam-linux", "cofferdam-util"], &[]),
+    layer("cofferdam-wasm-runtimes", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer(
         "cofferdam-image",
         &[
@@ -94,7 +94,7 @@ const LAYERS: &[Layer] = &[
             "cofferdam-egress",
             "cofferdam-linux",
             "cofferdam-util",
-            "cofferdam-wasm-supply",
+            "cofferdam-wasm-runtimes",
         ],
         &[],
     ),

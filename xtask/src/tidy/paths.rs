@@ -52,7 +52,7 @@ const EXEMPT: &[(&str, &str)] = &[
     ("cofferdam-vm/src/rules.rs", "the VMM's program and libraries"),
     ("cofferdam-vm/src/users.rs", "/dev/kvm"),
     ("cofferdam-wasm/src/languages.rs", "the private cache, whose hashes are compared"),
-    ("cofferdam-wasm-supply", "the private cache"),
+    ("cofferdam-wasm-runtimes", "the private cache"),
     ("cofferdam-volume/src/disk.rs", "paths of a file system that the crate reads itself"),
     ("cofferdam/src/program.rs", "the file of this program, whose metadata is read"),
     ("cofferdam/src/commands/plugins/host.rs", "the log in the private state directory"),

@@ -114,15 +114,15 @@ impl Vm {
 /// Restores to unnamed files. Returns the restored parts and every file that was passed.
 pub fn restore(bytes: &[u8], key: Option<&Key>, bases: &[Base]) -> (Result<Restored>, Vec<File>) {
     let options = ReadOptions { key, limits: Limits::default() };
-    let mut given = Vec::new();
-    let mut places = |_: &Part| {
+    let mut files = Vec::new();
+    let mut targets = |_: &Part| {
         let file = blank();
-        given.push(file.try_clone()?);
+        files.push(file.try_clone()?);
         Ok(file)
     };
     let restored =
-        Reader::open(Cursor::new(bytes), &options).and_then(|reader| reader.restore(bases, &mut places, &mut on));
-    (restored, given)
+        Reader::open(Cursor::new(bytes), &options).and_then(|reader| reader.restore(bases, &mut targets, &mut on));
+    (restored, files)
 }
 
 /// Verifies without restoring.

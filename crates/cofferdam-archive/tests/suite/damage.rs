@@ -7,8 +7,8 @@ use crate::common::{Vm, file_of, key, on, page, pages, restore, verify};
 /// Checks that both ways of reading refuse the archive, with every file left empty.
 fn refused(bytes: &[u8], key: Option<&Key>, vm: &Vm) -> ArchiveError {
     assert!(verify(bytes, key).is_err(), "was verified");
-    let (restored, given) = restore(bytes, key, &vm.bases());
-    for file in given {
+    let (restored, files) = restore(bytes, key, &vm.bases());
+    for file in files {
         assert_eq!(file.metadata().unwrap().len(), 0, "the file is not empty");
     }
     restored.expect_err("was restored")

@@ -21,8 +21,8 @@ fn refused(forged: &Forged) -> ArchiveError {
     let sealed = forged.bytes(Some(&key)).unwrap();
     assert!(verify(&plain, None).is_err(), "was verified");
     assert!(verify(&sealed, Some(&key)).is_err(), "was verified, encrypted");
-    let (restored, given) = restore(&plain, None, &[]);
-    for file in given {
+    let (restored, files) = restore(&plain, None, &[]);
+    for file in files {
         assert_eq!(file.metadata().unwrap().len(), 0, "the file is not empty");
     }
     restored.expect_err("was restored")
@@ -55,7 +55,7 @@ fn forged_archives_are_read_where_they_are_right() {
 #[test]
 fn oversized_record_is_stopped_before_its_end() {
     const MIB: u64 = 1 << 20;
-    let (size, most) = (64 * MIB, 4 * MIB);
+    let (size, max) = (64 * MIB, 4 * MIB);
     let all = (size / SIZE) as u32;
     let data = [record(3, all, 0), page(7).repeat(all as usize)].concat();
     // One MiB of data, which all the rest copies, in one record.
@@ -73,17 +73,17 @@ fn oversized_record_is_stopped_before_its_end() {
         let bytes = one(part(MEMORY, size, contents)).bytes(None).unwrap();
         verify(&bytes, None).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(bytes.len() < 1 << 20, "{what}: {} bytes", bytes.len());
-        let given = blank();
-        let mut place = Some(given.try_clone().unwrap());
+        let file = blank();
+        let mut target = Some(file.try_clone().unwrap());
         let reader = Reader::open(Cursor::new(&bytes), &ReadOptions::default()).unwrap();
         let mut most_seen = 0;
         let mut stop = |_| {
-            most_seen = most_seen.max(stored(&given));
-            if stored(&given) >= most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            most_seen = most_seen.max(stored(&file));
+            if stored(&file) >= max { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let restored = reader.restore(&[], &mut |_| Ok(place.take().unwrap()), &mut stop);
+        let restored = reader.restore(&[], &mut |_| Ok(target.take().unwrap()), &mut stop);
         assert!(matches!(restored, Err(ArchiveError::Cancelled)), "{what}");
-        assert!((most..most + 2 * MIB).contains(&most_seen), "{what}: {most_seen} bytes were written");
+        assert!((max..max + 2 * MIB).contains(&most_seen), "{what}: {most_seen} bytes were written");
     }
 }
 
@@ -120,11 +120,11 @@ fn other_versions_and_unknown_marks_are_refused() {
 fn more_parts_than_allowed_are_refused() {
     let named = |number: usize| ForgedPart::new(&format!("p{number}"), STATE, 0, Vec::new());
     let many = Forged::new((0..65).map(named).collect());
-    assert!(matches!(refused(&many), ArchiveError::TooManyParts { found: 65, most: 64 }));
+    assert!(matches!(refused(&many), ArchiveError::TooManyParts { found: 65, max: 64 }));
     let count = Forged { count: Some(u32::MAX), ..one(part(STATE, 1, vec![1])) };
     assert!(matches!(refused(&count), ArchiveError::TooManyParts { .. }));
     let over_the_callers = Forged::new((0..17).map(named).collect());
-    assert!(matches!(refused(&over_the_callers), ArchiveError::TooManyParts { found: 17, most: 16 }));
+    assert!(matches!(refused(&over_the_callers), ArchiveError::TooManyParts { found: 17, max: 16 }));
 }
 
 #[test]
@@ -201,11 +201,11 @@ fn a_hole_of_terabytes_takes_no_time_and_no_space() {
     let bytes = one(part(MEMORY, 8 << 40, record(1, 1 << 31, 0))).bytes(None).unwrap();
     let options = || ReadOptions { key: None, limits: Limits::FORMAT };
     Reader::open(&bytes[..], &options()).unwrap().verify(&mut on).unwrap();
-    let place = blank();
-    let handle = place.try_clone().unwrap();
-    let mut place = Some(place);
+    let target = blank();
+    let handle = target.try_clone().unwrap();
+    let mut target = Some(target);
     let reader = Reader::open(&bytes[..], &options()).unwrap();
-    if let Ok(restored) = reader.restore(&[], &mut |_| Ok(place.take().unwrap()), &mut on) {
+    if let Ok(restored) = reader.restore(&[], &mut |_| Ok(target.take().unwrap()), &mut on) {
         assert_eq!(crate::common::stored(&restored.files[0].1), 0);
     } else {
         // Some file systems do not support files of that size.
@@ -313,7 +313,7 @@ proptest! {
         let forged = Forged::new(parts);
         let bytes = forged.bytes(None).unwrap();
         let verified = verify(&bytes, None);
-        let (restored, given) = restore(&bytes, None, &[]);
+        let (restored, files) = restore(&bytes, None, &[]);
         match restored {
             Ok(restored) => {
                 prop_assert!(verified.is_ok());
@@ -325,7 +325,7 @@ proptest! {
             }
             Err(_) => {
                 prop_assert!(verified.is_err());
-                prop_assert!(given.iter().all(|file| file.metadata().unwrap().len() == 0));
+                prop_assert!(files.iter().all(|file| file.metadata().unwrap().len() == 0));
             }
         }
     }

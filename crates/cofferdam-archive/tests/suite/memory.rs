@@ -9,7 +9,7 @@ use cofferdam_archive::{ReadOptions, Reader, WriteOptions, Writer};
 
 use crate::common::{key, on, page, stored};
 
-const PLACE: &str = "COFFERDAM_TEST_PLACE";
+const DIRECTORY: &str = "COFFERDAM_TEST_DIRECTORY";
 const SIZE: u64 = 2 << 30;
 const DATA: u64 = 64 << 20;
 /// Less than the data, so that the data cannot have been in memory at once.
@@ -24,30 +24,30 @@ fn peak() -> u64 {
 /// Checks that both files have the same data. Their stored size shows that there is no other data.
 fn same(one: &File, other: &File) {
     let (mut a, mut b) = (vec![0; 1 << 20], vec![0; 1 << 20]);
-    for at in (0..16u64).flat_map(|place| (0..DATA >> 24).map(move |part| place_of(place) + (part << 20))) {
+    for at in (0..16u64).flat_map(|index| (0..DATA >> 24).map(move |part| offset_of(index) + (part << 20))) {
         one.read_exact_at(&mut a, at).unwrap();
         other.read_exact_at(&mut b, at).unwrap();
         assert!(a == b && a[..8] != [0; 8], "differs at {at}");
     }
 }
 
-fn place_of(place: u64) -> u64 {
-    place * (SIZE / 16) + (1 << 20)
+fn offset_of(index: u64) -> u64 {
+    index * (SIZE / 16) + (1 << 20)
 }
 
 #[test]
 #[ignore = "runs in a child of another test, which needs a process of its own to measure memory"]
 fn child() {
-    let place = PathBuf::from(std::env::var_os(PLACE).expect("not run by its parent"));
-    let memory = File::open(place.join("memory")).unwrap();
-    let new = |name: &str| File::options().read(true).write(true).create_new(true).open(place.join(name));
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("not run by its parent"));
+    let memory = File::open(directory.join("memory")).unwrap();
+    let new = |name: &str| File::options().read(true).write(true).create_new(true).open(directory.join(name));
     let key = key();
     let mut writer = Writer::new(WriteOptions { key: Some(&key), ..WriteOptions::default() }).unwrap();
     writer.memory("memory", &memory).unwrap();
     let written = writer.write(new("archive").unwrap(), &mut on).unwrap();
     assert!(written.bytes > DATA && written.bytes < DATA + (1 << 20), "{} bytes", written.bytes);
     let options = ReadOptions { key: Some(&key), ..ReadOptions::default() };
-    let reader = Reader::open(File::open(place.join("archive")).unwrap(), &options).unwrap();
+    let reader = Reader::open(File::open(directory.join("archive")).unwrap(), &options).unwrap();
     let restored = reader.restore(&[], &mut |_| new("restored"), &mut on).unwrap();
     let file = &restored.files[0].1;
     assert!(stored(file) < DATA + (1 << 20), "{} bytes are stored", stored(file));
@@ -62,15 +62,15 @@ fn large_archive_needs_bounded_memory() {
     let directory = tempfile::tempdir().unwrap();
     let memory = File::create_new(directory.path().join("memory")).unwrap();
     memory.set_len(SIZE).unwrap();
-    // Distinct, incompressible pages in sixteen places.
+    // Distinct, incompressible pages at sixteen offsets.
     let mut block: Vec<u8> = (1..=DATA / 16 / 4096).flat_map(page).collect();
-    for place in 0..16u64 {
-        block.chunks_mut(4096).for_each(|page| page[..8].copy_from_slice(&(place + 1).to_le_bytes()));
-        memory.write_all_at(&block, place_of(place)).unwrap();
+    for index in 0..16u64 {
+        block.chunks_mut(4096).for_each(|page| page[..8].copy_from_slice(&(index + 1).to_le_bytes()));
+        memory.write_all_at(&block, offset_of(index)).unwrap();
     }
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--ignored", "--nocapture", "memory::child"])
-        .env(PLACE, directory.path())
+        .env(DIRECTORY, directory.path())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&child.stdout);

@@ -144,12 +144,12 @@ fn a_disk_needs_just_its_base() {
         Err(ArchiveError::BaseMissing { base, .. }) => assert_eq!(base, wanted),
         other => panic!("{other:?}"),
     }
-    let (restored, given) = restore(&bytes, None, &[Base::hashed(file_of(b"other")).unwrap()]);
+    let (restored, files) = restore(&bytes, None, &[Base::hashed(file_of(b"other")).unwrap()]);
     match restored {
         Err(error @ ArchiveError::WrongBase { .. }) => assert!(error.to_string().contains(&wanted.to_string())),
         other => panic!("{other:?}"),
     }
-    assert!(given.is_empty(), "a file was created before the base was checked");
+    assert!(files.is_empty(), "a file was created before the base was checked");
     let mut bases = vec![Base::hashed(file_of(b"other")).unwrap()];
     bases.extend(vm.bases());
     assert!(restore(&bytes, None, &bases).0.is_ok());
@@ -201,17 +201,17 @@ fn progress_comes_to_the_total_and_can_end_it() {
         false => ControlFlow::Continue(()),
     };
     assert!(matches!(save(&mut { stop }), Err(ArchiveError::Cancelled)));
-    let given = blank();
-    let place = given.try_clone().unwrap();
+    let file = blank();
+    let target = file.try_clone().unwrap();
     let reader = Reader::open(Cursor::new(&bytes), &ReadOptions::default()).unwrap();
-    let mut place = Some(place);
-    let restored = reader.restore(&[], &mut |_| Ok(place.take().unwrap()), &mut { stop });
+    let mut target = Some(target);
+    let restored = reader.restore(&[], &mut |_| Ok(target.take().unwrap()), &mut { stop });
     assert!(matches!(restored, Err(ArchiveError::Cancelled)));
-    assert_eq!(given.metadata().unwrap().len(), 0);
+    assert_eq!(file.metadata().unwrap().len(), 0);
 }
 
 #[test]
-fn places_that_are_in_use_are_left_alone() {
+fn files_in_use_are_left_unchanged() {
     let vm = Vm::small();
     let used = file_of(b"existing");
     let reader = Reader::open(Cursor::new(vm.plain()), &ReadOptions::default()).unwrap();
@@ -275,7 +275,7 @@ fn the_callers_limits_hold() {
     };
     let limits = Limits::default();
     assert!(refused(limits).is_none() && refused(Limits::FORMAT).is_none());
-    assert!(matches!(refused(Limits { parts: 3, ..limits }), Some(ArchiveError::TooManyParts { most: 3, .. })));
+    assert!(matches!(refused(Limits { parts: 3, ..limits }), Some(ArchiveError::TooManyParts { max: 3, .. })));
     for tight in [
         Limits { json: 14, ..limits },
         Limits { state: 19, ..limits },

@@ -185,8 +185,8 @@ mod tests {
     use crate::synchronise::Group;
 
     /// Creates a writer with two segments, whose file cannot be synchronized from now on.
-    fn writer(place: &std::path::Path) -> (Writer, std::io::PipeReader) {
-        let path = place.join("audit");
+    fn writer(temp: &std::path::Path) -> (Writer, std::io::PipeReader) {
+        let path = temp.join("audit");
         let directory = Arc::new(files::own_directory(&path).unwrap());
         let config = Config { sync: Sync::Each, segment_bytes: 0, ..Config::new(&path) };
         let mut writer = Writer::open(config, None, directory, Arc::new(Group::default())).unwrap();
@@ -200,8 +200,8 @@ mod tests {
 
     #[test]
     fn a_closed_segment_that_is_not_on_the_disk_is_final() {
-        let place = tempfile::tempdir().unwrap();
-        let (mut writer, _reader) = writer(place.path());
+        let temp = tempfile::tempdir().unwrap();
+        let (mut writer, _reader) = writer(temp.path());
         assert!(writer.rotate_if_due().is_err());
         assert_eq!(writer.end().unwrap().segment, 2);
         assert!(writer.group.check().is_err());
@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn a_line_about_removal_that_is_not_on_the_disk_is_final() {
-        let place = tempfile::tempdir().unwrap();
-        let (mut writer, _reader) = writer(place.path());
+        let temp = tempfile::tempdir().unwrap();
+        let (mut writer, _reader) = writer(temp.path());
         writer.config.keep_segments = Some(0);
         assert!(writer.remove_old().is_err());
         assert_eq!(writer.segments().unwrap(), [1, 2]);

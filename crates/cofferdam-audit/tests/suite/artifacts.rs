@@ -62,10 +62,10 @@ fn artifacts_are_bounded_and_marked_as_truncated() {
     assert!(text.len() < 40_200 && text.len() > 30_000, "{}", text.len());
     assert!(matches!(artifact, Artifact::Stored { truncated: true, .. }));
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let kept: usize =
+    let stored: usize =
         lines.iter().filter(|l| l["section"] == "code").filter_map(|l| Some(l["text"].as_str()?.len())).sum();
     let dropped = lines.iter().find_map(|line| line["dropped"].as_u64()).unwrap();
-    assert_eq!(kept as u64 + dropped, 100_000);
+    assert_eq!(stored as u64 + dropped, 100_000);
     // Later data that is small enough is still stored.
     assert_eq!(lines.last().unwrap()["text"], "small");
 }
@@ -156,10 +156,10 @@ fn artifacts_whose_lines_are_known_to_be_gone_are_no_breach() {
         Config { segment_bytes: 0, keep_segments: Some(0), artifact_bytes: Some(1000), ..config(directory.path()) };
     let log = Log::open(config).unwrap();
     store(&log, "a", &Redactor::none(), &[("code", &[b"x"])]);
-    let kept = fs::read(audit.join("artifacts/a.jsonl")).unwrap();
+    let stored = fs::read(audit.join("artifacts/a.jsonl")).unwrap();
     store(&log, "b", &Redactor::none(), &[("code", &[b"x"])]);
     // Simulates a writer that was killed after it removed the segment and before it removed its artifacts.
-    fs::write(audit.join("artifacts/a.jsonl"), kept).unwrap();
+    fs::write(audit.join("artifacts/a.jsonl"), stored).unwrap();
     let past = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
     fs::File::options().write(true).open(audit.join("artifacts/a.jsonl")).unwrap().set_modified(past).unwrap();
     let report = verify(&audit, &Expect { artifacts: true, ..Expect::default() }).unwrap();

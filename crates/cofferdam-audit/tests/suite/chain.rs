@@ -146,8 +146,8 @@ proptest! {
     fn no_bytes_make_verify_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), keep: Index) {
         let mut files = log(false).clone();
         let last = *segments(&files).last().unwrap();
-        let kept = keep.index(files[last].1.len());
-        files[last].1.truncate(kept);
+        let retained = keep.index(files[last].1.len());
+        files[last].1.truncate(retained);
         files[last].1.extend(&bytes);
         prop_assert_eq!(verdict(&files, &Expect::default()).verdict, Verdict::Broken);
         files.retain(|(name, _)| name != "head");
@@ -223,9 +223,9 @@ fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     let mut files = log(false).clone();
     let old = verdict(&files, &Expect::default()).head.unwrap().hash;
     let last = *segments(&files).last().unwrap();
-    let mut kept = lines(&files[last].1);
-    kept.pop();
-    files[last].1 = kept.concat();
+    let mut retained = lines(&files[last].1);
+    retained.pop();
+    files[last].1 = retained.concat();
     let report = verdict(&files, &Expect::default());
     assert!(report.to_string().contains("its end was cut off"), "{report}");
     let head = files.iter().position(|(name, _)| name == "head").unwrap();
@@ -249,13 +249,13 @@ fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
 fn a_log_that_was_cut_off_after_any_line_is_found_without_its_head() {
     for keyed in [false, true] {
         let all = lines(&log(keyed)[segments(log(keyed))[0]].1);
-        for kept in 1..=all.len() {
+        for retained in 1..=all.len() {
             for head in [None, Some(&b""[..]), Some(b"garbage")] {
-                let mut files = vec![("audit-00000001.jsonl".to_owned(), all[..kept].concat())];
+                let mut files = vec![("audit-00000001.jsonl".to_owned(), all[..retained].concat())];
                 files.extend(head.map(|head| ("head".to_owned(), head.to_vec())));
                 let expect = if keyed { with_key() } else { Expect::default() };
                 let report = verdict(&files, &expect);
-                assert_eq!(report.verdict, Verdict::Broken, "{kept} lines, head {head:?}: {report}");
+                assert_eq!(report.verdict, Verdict::Broken, "{retained} lines, head {head:?}: {report}");
             }
         }
     }

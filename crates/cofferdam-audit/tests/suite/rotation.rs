@@ -108,14 +108,14 @@ fn a_writer_killed_while_it_removed_is_finished_for() {
     }
     drop(log);
     let names = ["audit-00000002.jsonl", "audit-00000003.jsonl"];
-    let kept = names.map(|name| fs::read(path.join(name)).unwrap());
+    let contents = names.map(|name| fs::read(path.join(name)).unwrap());
     execute(&Log::open(config(Some(1))).unwrap(), "d");
     let left = ["audit-00000004.jsonl", "audit-00000005.jsonl"];
     assert_eq!(segments(directory.path()), left);
     // Simulates a writer that was killed after it removed the first of three.
     let put_back = |at: usize| {
         use std::os::unix::fs::PermissionsExt;
-        fs::write(path.join(names[at]), &kept[at]).unwrap();
+        fs::write(path.join(names[at]), &contents[at]).unwrap();
         fs::set_permissions(path.join(names[at]), fs::Permissions::from_mode(0o600)).unwrap();
     };
     put_back(0);

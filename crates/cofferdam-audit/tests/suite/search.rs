@@ -53,8 +53,8 @@ fn lines_are_found_by_text() {
     assert_eq!(found("größe\\u{a}"), [2, 3]);
     assert_eq!(found("begin"), [2, 4], "the kind");
     assert_eq!(found("7654"), [3, 5]);
-    for absent in ["tenant", "duration_us", "null", "false", "\"y\""] {
-        assert_eq!(found(absent), [0; 0], "{absent}");
+    for missing in ["tenant", "duration_us", "null", "false", "\"y\""] {
+        assert_eq!(found(missing), [0; 0], "{missing}");
     }
 }
 

@@ -127,17 +127,17 @@ fn a_stopped_writer_blocks_no_other_writer_forever() {
 #[test]
 fn a_problem_is_reported_if_logging_is_not_mandatory() {
     let directory = tempfile::tempdir().unwrap();
-    let kept = Config { artifact_bytes: Some(1000), ..config(directory.path()) };
-    let log = Log::open(Config { mandatory: Mandatory::No, ..kept }).unwrap();
+    let limited = Config { artifact_bytes: Some(1000), ..config(directory.path()) };
+    let log = Log::open(Config { mandatory: Mandatory::No, ..limited }).unwrap();
     execute(&log, "a");
     let segment = directory.path().join("audit/audit-00000001.jsonl");
-    let kept = fs::read(&segment).unwrap();
-    fs::write(&segment, [&kept[..], b"not a line\n"].concat()).unwrap();
+    let contents = fs::read(&segment).unwrap();
+    fs::write(&segment, [&contents[..], b"not a line\n"].concat()).unwrap();
     let mut reservation = log.reserve(subject("b")).unwrap();
     assert!(matches!(reservation.problem(), Some(Error::Damaged { .. })));
     assert!(reservation.commit(outcome()).is_err());
     // After the repair, the end of the execution is written, and records that its begin is missing.
-    fs::write(&segment, kept).unwrap();
+    fs::write(&segment, contents).unwrap();
     // There is also no artifact that no line would explain if the end could not be written.
     assert!(reservation.artifact(&Redactor::none()).is_err());
     reservation.commit(outcome()).unwrap();

@@ -39,7 +39,7 @@ impl Field {
         let mut setup = Setup::from_environment()?;
         let host = options.host.clone().or_else(|| std::env::var("COFFERDAM_TEST_DOCKER").ok());
         setup.containers = ContainerSettings { host: host.or(setup.containers.host), ..setup.containers };
-        setup.machines = VmSettings { build: Some(MakePolicy::Missing), ..setup.machines };
+        setup.vms = VmSettings { build: Some(MakePolicy::Missing), ..setup.vms };
         let executor = Executor::new(CodeConfig::default())?;
         let mut backends = Vec::new();
         for name in BACKENDS {
@@ -52,7 +52,7 @@ impl Field {
         let mut bare = Vec::new();
         for lang in Lang::ALL {
             let [interpreter, option] = lang.bare();
-            let output = tokio::process::Command::new(interpreter).args([option, lang.place()]).output().await;
+            let output = tokio::process::Command::new(interpreter).args([option, lang.path_code()]).output().await;
             if let Ok(output) = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
                 && !output.is_empty()
             {
@@ -74,8 +74,8 @@ impl Field {
             let sandbox = backend.create(spec()?).await?;
             state.live = Some((BackendProfile::of(&**backend), sandbox));
         }
-        if let (Way::Session(_), Some((place, sandbox))) = (way, &state.live) {
-            let session = self.sessions.open(place, sandbox, lang.name()).await?;
+        if let (Way::Session(_), Some((profile, sandbox))) = (way, &state.live) {
+            let session = self.sessions.open(profile, sandbox, lang.name()).await?;
             state.sessions.push((lang, session));
         }
         Ok(())
@@ -98,8 +98,8 @@ impl Field {
                 self.executor.run(&**backend, spec()?, request()).await?
             }
             Way::Live(name) => {
-                let (place, sandbox) = self.state(name)?.live.as_ref().context("no live sandbox")?;
-                self.executor.execute(place, &**sandbox, request()).await?
+                let (profile, sandbox) = self.state(name)?.live.as_ref().context("no live sandbox")?;
+                self.executor.execute(profile, &**sandbox, request()).await?
             }
             Way::Session(name) => {
                 let sessions = &self.state(name)?.sessions;

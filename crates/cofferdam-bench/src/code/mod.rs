@@ -57,7 +57,7 @@ impl Lang {
 
     /// Returns code that prints the interpreter's path, because the interpreter in the search path may be a wrapper
     /// script.
-    fn place(self) -> &'static str {
+    fn path_code(self) -> &'static str {
         match self {
             Self::Python => "import sys; print(sys.executable)",
             Self::JavaScript => "console.log(process.execPath)",

@@ -53,7 +53,7 @@ impl Report {
 
     /// Returns the results as JSON. Times are in microseconds.
     pub fn json(&self, facts: &Facts) -> Value {
-        let (mut results, mut absent) = (Vec::new(), Vec::new());
+        let (mut results, mut unavailable) = (Vec::new(), Vec::new());
         for line in &self.lines {
             let (lang, name) = (line.lang.name(), line.way.slug());
             match &line.outcome {
@@ -64,10 +64,10 @@ impl Report {
                     "times": sample.json(),
                     "ratio": self.ratio(line).map(hundredths),
                 })),
-                Err(why) => absent.push(json!({ "language": lang, "name": name, "reason": why })),
+                Err(why) => unavailable.push(json!({ "language": lang, "name": name, "reason": why })),
             }
         }
-        json!({ "benchmark": "code", "machine": facts.json(), "results": results, "absent": absent })
+        json!({ "benchmark": "code", "machine": facts.json(), "results": results, "absent": unavailable })
     }
 }
 
@@ -87,15 +87,15 @@ mod tests {
             way,
             outcome: Ok(Sample::new(vec![Duration::from_millis(millis); 5])),
         };
-        let absent = |lang| Line { lang, way: Way::New(BACKENDS[3]), outcome: Err("--vm includes it".to_owned()) };
+        let unavailable = |lang| Line { lang, way: Way::New(BACKENDS[3]), outcome: Err("--vm includes it".to_owned()) };
         let report = Report {
             lines: vec![
                 line(Lang::Python, Way::Bare, 10),
                 line(Lang::Python, Way::Session(BACKENDS[1]), 1),
                 line(Lang::JavaScript, Way::Bare, 40),
                 line(Lang::JavaScript, Way::New(BACKENDS[1]), 60),
-                absent(Lang::Python),
-                absent(Lang::JavaScript),
+                unavailable(Lang::Python),
+                unavailable(Lang::JavaScript),
             ],
         };
         let text = report.table(&facts::collect());

@@ -76,13 +76,13 @@ fn enter(options: &NetOptions, out: &Path) -> Result<()> {
     let program = std::env::current_exe()?;
     fs::copy(&program, directory.path().join(CLIENT))?;
     fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-    fs::write(directory.path().join("place.sh"), include_str!("place.sh"))?;
+    fs::write(directory.path().join("network.sh"), include_str!("network.sh"))?;
     fs::write(directory.path().join("slirp.sh"), include_str!("slirp.sh"))?;
-    let mut place = Command::new("unshare");
-    place.args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "sh"]);
-    place.arg(directory.path().join("place.sh")).arg(directory.path()).arg(program).arg("--out").arg(out);
-    place.arg("net").arg("--inside").arg(directory.path()).args(options.quick.then_some("--quick"));
-    let status = place.status().context("cannot start unshare")?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "sh"]);
+    command.arg(directory.path().join("network.sh")).arg(directory.path()).arg(program).arg("--out").arg(out);
+    command.arg("net").arg("--inside").arg(directory.path()).args(options.quick.then_some("--quick"));
+    let status = command.status().context("cannot start unshare")?;
     ensure!(status.success(), "the benchmark failed: {status}");
     Ok(())
 }
@@ -92,7 +92,7 @@ fn enter(options: &NetOptions, out: &Path) -> Result<()> {
 struct Report {
     /// Figures of each protocol and way, of all rounds.
     figures: Vec<(usize, usize, Vec<Value>)>,
-    absent: Vec<String>,
+    unavailable: Vec<String>,
     /// Requests a second of each of many clients, without a sandbox and in one each.
     many: [Vec<f64>; 2],
     /// Times to create a sandbox without a policy, and with one.
@@ -123,7 +123,7 @@ async fn measure(options: &NetOptions, directory: &Path) -> Result<Report> {
     for (at, (program, package)) in PEERS.iter().enumerate() {
         match installed(program) {
             true => ways.push(SANDBOX + 1 + at),
-            false => report.absent.push(format!("{program}: install {package}")),
+            false => report.unavailable.push(format!("{program}: install {package}")),
         }
     }
     let rounds = if options.quick { 1 } else { 3 };
@@ -134,7 +134,7 @@ async fn measure(options: &NetOptions, directory: &Path) -> Result<Report> {
                 match once(way, port, options, directory, &backend).await {
                     Ok(value) => found[way].push(value),
                     Err(error) if way > SANDBOX => {
-                        report.absent.push(format!("{}, {}: {error:#}", WAYS[way], PROTOCOLS[protocol]));
+                        report.unavailable.push(format!("{}, {}: {error:#}", WAYS[way], PROTOCOLS[protocol]));
                     }
                     Err(error) => return Err(error.context(format!("{}, {}", WAYS[way], PROTOCOLS[protocol]))),
                 }
@@ -307,7 +307,7 @@ impl Report {
         let [without, with] = &self.creates;
         let (without, with) = (without.median(), with.median());
         let _ = writeln!(text, "create: {without:.0} us without a policy, {with:.0} us with one");
-        self.absent.iter().for_each(|why| text.push_str(&format!("not measured: {why}\n")));
+        self.unavailable.iter().for_each(|why| text.push_str(&format!("not measured: {why}\n")));
         text + &render(&self.targets())
     }
 
@@ -322,7 +322,7 @@ impl Report {
             "results": rows.collect::<Vec<_>>(),
             "many": { "sandboxes": MANY, "direct": self.many[DIRECT], "sandbox": self.many[SANDBOX] },
             "create": { "without": self.creates[0].json(), "with": self.creates[1].json() },
-            "absent": self.absent,
+            "absent": self.unavailable,
             "targets": json_of(&self.targets()),
         })
     }
@@ -346,7 +346,7 @@ mod tests {
                 (0, SANDBOX, vec![figure(400.0)]),
                 (0, 2, vec![figure(500.0)]),
             ],
-            absent: vec!["slirp4netns: install slirp4netns".to_owned()],
+            unavailable: vec!["slirp4netns: install slirp4netns".to_owned()],
             many: [vec![10.0, 10.0], vec![3.0, 6.0, 6.0]],
             creates: [1000, 1500].map(|micros| Sample::new(vec![Duration::from_micros(micros)])),
         };

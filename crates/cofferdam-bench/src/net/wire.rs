@@ -122,7 +122,7 @@ fn measure(load: Load, directory: &Path) -> Result<Value> {
         .map(|thread| thread.join().unwrap_or_else(|_| bail!("a client panicked")))
         .collect::<Result<_>>()?;
     let seconds = start.elapsed().as_secs_f64();
-    let kept = Sample::new(times.concat());
+    let sample = Sample::new(times.concat());
     let mut times = Vec::new();
     for _ in 0..load.connections {
         let begin = Instant::now();
@@ -131,9 +131,9 @@ fn measure(load: Load, directory: &Path) -> Result<Value> {
     }
     let new = Sample::new(times);
     let mut figures = json!({
-        "per_second": kept.len() as f64 / seconds,
-        "median_us": kept.median(),
-        "p99_us": kept.p99(),
+        "per_second": sample.len() as f64 / seconds,
+        "median_us": sample.median(),
+        "p99_us": sample.p99(),
         "new_median_us": new.median(),
         "new_p99_us": new.p99(),
     });

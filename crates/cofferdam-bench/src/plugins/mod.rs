@@ -65,16 +65,16 @@ pub fn run(options: &PluginsOptions, out: &Path) -> Result<()> {
 
 async fn measure(plan: Plan) -> Result<Report> {
     let directory = tempfile::Builder::new().prefix("cofferdam-plugins-").tempdir()?;
-    let place = Place::create(directory.path())?;
-    let mut report = Report { absent: place.absent.clone(), ..Report::default() };
+    let fixture = Fixture::create(directory.path())?;
+    let mut report = Report { unavailable: fixture.unavailable.clone(), ..Report::default() };
     let host = host::open(directory.path())?;
-    report.calls = calls(&plan, &place, &host).await.context("calls")?;
-    report.starts = starts(&plan, &place, &host).await.context("starts")?;
+    report.calls = calls(&plan, &fixture, &host).await.context("calls")?;
+    report.starts = starts(&plan, &fixture, &host).await.context("starts")?;
     host::close(host).await;
     let shell = directory.path().join("shell");
     fs::create_dir(&shell)?;
     report.idle.push(idle::shell(&shell, plan.idle).await.context("idle plugins in a shell")?);
-    if place.languages.iter().any(|(language, ..)| language.name == "python") {
+    if fixture.languages.iter().any(|(language, ..)| language.name == "python") {
         let python = directory.path().join("pythons");
         fs::create_dir(&python)?;
         report.idle.push(idle::python(&python, IDLE_PYTHON).await.context("idle plugins in Python")?);
@@ -83,38 +83,38 @@ async fn measure(plan: Plan) -> Result<Report> {
 }
 
 /// The files of the contestants.
-struct Place {
+struct Fixture {
     /// Each language with its package, and its program without an SDK.
     languages: Vec<(Language, PathBuf, PathBuf)>,
     socket: PathBuf,
-    absent: Vec<String>,
+    unavailable: Vec<String>,
 }
 
-impl Place {
+impl Fixture {
     fn create(directory: &Path) -> Result<Self> {
-        let (mut languages, mut absent) = (Vec::new(), Vec::new());
+        let (mut languages, mut unavailable) = (Vec::new(), Vec::new());
         for language in LANGUAGES {
             if !installed(language.interpreter) {
-                absent.push(format!("{}: install {}", language.name, language.interpreter));
+                unavailable.push(format!("{}: install {}", language.name, language.interpreter));
                 continue;
             }
             let program = directory.join(language.pipe.0);
             fs::write(&program, language.pipe.1)?;
             languages.push((language, host::package_of(directory, &language)?, program));
         }
-        Ok(Self { languages, socket: directory.join("grpc"), absent })
+        Ok(Self { languages, socket: directory.join("grpc"), unavailable })
     }
 }
 
-async fn calls(plan: &Plan, place: &Place, host: &Host) -> Result<Vec<Calls>> {
+async fn calls(plan: &Plan, fixture: &Fixture, host: &Host) -> Result<Vec<Calls>> {
     let mut contestants = Vec::new();
-    for (language, package, program) in &place.languages {
+    for (language, package, program) in &fixture.languages {
         let pipe = Pipe::start(language.interpreter, program)?;
         contestants.push((format!("{} pipe", language.name), Contestant::Pipe(pipe)));
         let plugin = Plugin::load(host, package, language.name).await?;
         contestants.push((format!("{} plugin", language.name), Contestant::Plugin(plugin)));
     }
-    contestants.push(("gRPC".to_owned(), Contestant::Grpc(Grpc::start(&place.socket).await?)));
+    contestants.push(("gRPC".to_owned(), Contestant::Grpc(Grpc::start(&fixture.socket).await?)));
     let mut found: Vec<Calls> = contestants.iter().map(|(name, _)| Calls::new(name)).collect();
     for (name, contestant) in &mut contestants {
         // The first turn compiles and fills caches, and does not count.
@@ -155,23 +155,23 @@ fn per_second(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
 
-async fn starts(plan: &Plan, place: &Place, host: &Host) -> Result<Vec<Starts>> {
+async fn starts(plan: &Plan, fixture: &Fixture, host: &Host) -> Result<Vec<Starts>> {
     let mut found: Vec<Starts> = Vec::new();
     let names = ["pipe", "plugin, cold", "plugin, prepared"];
-    for (language, ..) in &place.languages {
+    for (language, ..) in &fixture.languages {
         found.extend(names.map(|name| Starts::new(&format!("{} {name}", language.name))));
     }
     found.push(Starts::new("gRPC"));
     let mut orders = Orders::new(found.len());
     for round in 0..plan.starts {
         for at in orders.next() {
-            let time = match place.languages.get(at / names.len()) {
+            let time = match fixture.languages.get(at / names.len()) {
                 Some((language, package, program)) => match at % names.len() {
                     0 => start::pipe(language, program).await,
                     1 => start::cold(host, package, language).await,
                     _ => start::warm(host, package, language).await,
                 },
-                None => start::grpc(&place.socket.with_extension(round.to_string())).await,
+                None => start::grpc(&fixture.socket.with_extension(round.to_string())).await,
             };
             let starts = &mut found[at];
             starts.times.push(time.with_context(|| starts.name.clone())?);

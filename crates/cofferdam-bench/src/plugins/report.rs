@@ -68,7 +68,7 @@ pub struct Report {
     /// Idle plugins.
     pub idle: Vec<Idle>,
     /// The reasons why a contestant is missing.
-    pub absent: Vec<String>,
+    pub unavailable: Vec<String>,
 }
 
 impl Report {
@@ -120,7 +120,7 @@ impl Report {
                 let _ = writeln!(text, "{name:36} {each:>8}");
             }
         }
-        self.absent.iter().for_each(|why| text.push_str(&format!("not measured: {why}\n")));
+        self.unavailable.iter().for_each(|why| text.push_str(&format!("not measured: {why}\n")));
         text + &render(&self.targets())
     }
 
@@ -146,7 +146,7 @@ impl Report {
             "starts": starts.collect::<Vec<_>>(),
             "idle": self.idle.iter().map(Idle::json).collect::<Vec<_>>(),
             "ratios": LANGUAGES.map(|language| self.ratio(language.name).map(hundredths)),
-            "absent": self.absent,
+            "absent": self.unavailable,
             "targets": json_of(&self.targets()),
         })
     }
@@ -177,7 +177,7 @@ mod tests {
             calls: vec![calls("python pipe", 100), calls("python plugin", 140), calls("node plugin", 10)],
             starts: vec![Starts { name: "gRPC".to_owned(), times: vec![Duration::from_millis(7)] }],
             idle: vec![Idle { kind: "shell", held: 9, wanted: 10, rows }],
-            absent: Vec::new(),
+            unavailable: Vec::new(),
         };
         let text = report.table(&facts::collect());
         let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default();

@@ -74,8 +74,8 @@ async fn ended(server: &Server, processes: usize) -> Result<()> {
 }
 
 async fn make(client: Client, _: String) -> Result<String> {
-    let made: Value = client.call(Method::POST, "/v1/sandboxes", Some(&json!({}))).await?;
-    Ok(made["id"].as_str().context("the sandbox has no id")?.to_owned())
+    let created: Value = client.call(Method::POST, "/v1/sandboxes", Some(&json!({}))).await?;
+    Ok(created["id"].as_str().context("the sandbox has no id")?.to_owned())
 }
 
 async fn remove(client: Client, id: String) -> Result<String> {

@@ -45,13 +45,13 @@ struct Answered {
 /// Queues requests, lets them run, and checks order and completeness.
 pub async fn measure(program: &Path, requests: usize) -> Result<Queue> {
     let turns = requests.div_ceil(TENANTS);
-    let place = ServerHome::create(program)?;
-    let admin = place.key("operator", &["admin", "sandboxes:write", "runs"]).await?;
+    let home = ServerHome::create(program)?;
+    let admin = home.key("operator", &["admin", "sandboxes:write", "runs"]).await?;
     let mut keys = Vec::new();
     for tenant in 0..TENANTS {
-        keys.push(place.key(&format!("tenant-{tenant}"), &["runs", "usage:read"]).await?);
+        keys.push(home.key(&format!("tenant-{tenant}"), &["runs", "usage:read"]).await?);
     }
-    let server = place.start(&OPTIONS).await?;
+    let server = home.start(&OPTIONS).await?;
     let admin = server.client(Some(&admin))?;
     run(&admin, &["true"]).await?;
     let before = server.resident();
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn answers(turns: usize) -> Vec<Answered> {
-        let one = |place: usize| Answered { tenant: place % TENANTS, turn: place / TENANTS, nanos: place as u128 };
+        let one = |index: usize| Answered { tenant: index % TENANTS, turn: index / TENANTS, nanos: index as u128 };
         (0..turns * TENANTS).map(one).collect()
     }
 

@@ -29,7 +29,7 @@ const BURST: usize = 64;
 const PANDAS: &str = "import pandas; print(1)";
 
 /// A missing contestant, and the reason.
-pub type Absent = (Contestant, String);
+pub type Unavailable = (Contestant, String);
 
 /// Times of the phases of one sandbox.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ pub struct Phases {
 pub struct Field {
     entrants: Vec<Contestant>,
     /// The missing contestants, and the reasons.
-    pub absent: Vec<Absent>,
+    pub unavailable: Vec<Unavailable>,
     /// Contestants with weaker isolation than usual, and the difference.
     pub weaker: Vec<(Contestant, &'static str)>,
     backend: Arc<ProcessBackend>,
@@ -74,7 +74,7 @@ impl Field {
         let command_line = command_line.map_or_else(|| own.with_file_name("cofferdam"), Path::to_owned);
         let mut field = Self {
             entrants: Vec::new(),
-            absent: Vec::new(),
+            unavailable: Vec::new(),
             weaker: Vec::new(),
             live: backend.create(Spec::default()).await?,
             pools: [process_backend::pool(&backend, FEW).await?, process_backend::pool(&backend, BURST).await?],
@@ -91,7 +91,7 @@ impl Field {
         for contestant in selected.iter().copied() {
             match field.admit(contestant).await {
                 Ok(()) => field.entrants.push(contestant),
-                Err(reason) => field.absent.push((contestant, reason)),
+                Err(reason) => field.unavailable.push((contestant, reason)),
             }
         }
         Ok(field)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::contestant::Contestant;
-use super::field::{Absent, Field, Phases};
+use super::field::{Field, Phases, Unavailable};
 use super::workload::Workload;
 use crate::rounds::{Orders, takes_part, turns};
 use crate::sample::Sample;
@@ -51,7 +51,7 @@ pub struct Series {
     /// The results.
     pub results: Vec<Alone>,
     /// Contestants that dropped out, and the reasons.
-    pub absent: Vec<Absent>,
+    pub unavailable: Vec<Unavailable>,
 }
 
 /// Results of one contestant, several at once.
@@ -108,12 +108,12 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
             }
         }
     }
-    let mut series = Series { workload, results: Vec::new(), absent: Vec::new() };
+    let mut series = Series { workload, results: Vec::new(), unavailable: Vec::new() };
     for runner in runners {
         match runner.failed {
-            Some(reason) => series.absent.push((runner.contestant, reason)),
+            Some(reason) => series.unavailable.push((runner.contestant, reason)),
             None if runner.times.is_empty() => {
-                series.absent.push((runner.contestant, "the time ended before its first turn".to_owned()));
+                series.unavailable.push((runner.contestant, "the time ended before its first turn".to_owned()));
             }
             None => series.results.push(runner.result()),
         }
@@ -222,7 +222,8 @@ mod tests {
             assert_eq!(row.phases.is_some(), contestant == Contestant::Create);
         }
         for contestant in peers {
-            let reason = field.absent.iter().chain(&series.absent).find(|(absent, _)| *absent == contestant);
+            let reason =
+                field.unavailable.iter().chain(&series.unavailable).find(|(unavailable, _)| *unavailable == contestant);
             assert_ne!(series.ran(contestant), reason.is_some(), "{contestant:?}: {reason:?}");
             assert!(reason.is_none_or(|(_, reason)| reason == "not installed" || reason.starts_with("fails: ")));
         }

@@ -26,7 +26,7 @@ pub use workload::Workload;
 use crate::host::facts;
 use crate::options::SpawnOptions;
 use crate::results::{self, File};
-use field::Absent;
+use field::Unavailable;
 use measure::{AtOnce, Effort, Series};
 use report::Report;
 
@@ -102,7 +102,7 @@ fn one_at_a_time(plan: &Plan, report: &mut Report) -> Result<()> {
                 }
             }
         }
-        report.absent = field.absent.clone();
+        report.unavailable = field.unavailable.clone();
         report.weaker = field.weaker.clone();
         Ok(())
     })

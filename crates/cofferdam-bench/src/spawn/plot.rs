@@ -44,7 +44,7 @@ mod tests {
             latency: Sample::new(vec![Duration::from_micros(*micros), Duration::from_micros(micros * 3)]),
             phases: None,
         };
-        Series { workload: Workload::Python, results: contestants.iter().map(alone).collect(), absent: Vec::new() }
+        Series { workload: Workload::Python, results: contestants.iter().map(alone).collect(), unavailable: Vec::new() }
     }
 
     #[test]

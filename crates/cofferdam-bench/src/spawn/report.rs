@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::{Absent, AtOnce, Contestant, Series};
+use super::{AtOnce, Contestant, Series, Unavailable};
 use crate::host::facts::{self, Facts};
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{self, Findings};
@@ -20,7 +20,7 @@ pub struct Report {
     /// Results with several at once.
     pub at_once: Vec<AtOnce>,
     /// Missing contestants, and the reasons.
-    pub absent: Vec<Absent>,
+    pub unavailable: Vec<Unavailable>,
     /// Contestants with weaker isolation than usual, and the difference.
     pub weaker: Vec<(Contestant, &'static str)>,
     /// Further notes.
@@ -34,7 +34,7 @@ impl Report {
             before,
             series: Vec::new(),
             at_once: Vec::new(),
-            absent: Vec::new(),
+            unavailable: Vec::new(),
             weaker: Vec::new(),
             notes: Vec::new(),
         }
@@ -60,7 +60,7 @@ impl Report {
             }
         }
         text.push_str("\nof fewer than 100 runs, p99 is the slowest\n");
-        for (who, reason) in self.all_absent() {
+        for (who, reason) in self.all_unavailable() {
             let _ = writeln!(text, "not measured: {}: {reason}", who.name());
         }
         for (who, weaker) in &self.weaker {
@@ -74,7 +74,7 @@ impl Report {
 
     /// Returns the results as JSON.
     pub fn json(&self) -> Value {
-        let absent = self.all_absent().map(|(who, reason)| json!({ "name": who.slug(), "reason": reason }));
+        let unavailable = self.all_unavailable().map(|(who, reason)| json!({ "name": who.slug(), "reason": reason }));
         let weaker = self.weaker.iter().map(|(who, weaker)| json!({ "name": who.slug(), "weaker": weaker }));
         json!({
             "benchmark": "spawn",
@@ -82,15 +82,15 @@ impl Report {
             "versions": self.versions(),
             "one_at_a_time": self.series.iter().map(Series::json).collect::<Vec<_>>(),
             "at_once": self.at_once.iter().map(AtOnce::json).collect::<Vec<_>>(),
-            "absent": absent.collect::<Vec<_>>(),
+            "absent": unavailable.collect::<Vec<_>>(),
             "weaker": weaker.collect::<Vec<_>>(),
             "notes": self.notes,
             "targets": target::json(&self.findings()),
         })
     }
 
-    fn all_absent(&self) -> impl Iterator<Item = &Absent> {
-        self.absent.iter().chain(self.series.iter().flat_map(|series| &series.absent))
+    fn all_unavailable(&self) -> impl Iterator<Item = &Unavailable> {
+        self.unavailable.iter().chain(self.series.iter().flat_map(|series| &series.unavailable))
     }
 
     /// Returns the version of each measured peer.
@@ -203,11 +203,11 @@ mod tests {
         report.series.push(Series {
             workload: Workload::True,
             results: vec![alone(Contestant::Bare, 500), alone(Contestant::Run, 1000)],
-            absent: vec![(Contestant::Peer(Peer::Crun), "fails: half-way".to_owned())],
+            unavailable: vec![(Contestant::Peer(Peer::Crun), "fails: half-way".to_owned())],
         });
         let results = vec![Crowd { contestant: Contestant::Bare, latency: sample(600), throughput: 1500.0 }];
         report.at_once.push(AtOnce { tasks: 2, results });
-        report.absent.push((Contestant::Peer(Peer::Nsjail), "not installed".to_owned()));
+        report.unavailable.push((Contestant::Peer(Peer::Nsjail), "not installed".to_owned()));
         report.weaker.push((Contestant::Peer(Peer::Runsc), "without limits"));
         report
     }

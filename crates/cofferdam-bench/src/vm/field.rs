@@ -111,8 +111,8 @@ impl Field {
         let shell = tokio::task::spawn_blocking(move || plain::busybox(&packages, &directory)).await?;
         let shell = shell.map_err(|error| format!("no static shell: {error:#}"));
         let plain = shell.clone().and_then(|shell| {
-            let made = Plain::prepare(&image.kernel, &shell, scratch.path(), &like, about.mebibytes);
-            made.map_err(|error| format!("{error:#}"))
+            let created = Plain::prepare(&image.kernel, &shell, scratch.path(), &like, about.mebibytes);
+            created.map_err(|error| format!("{error:#}"))
         });
         let docker = match shell {
             Ok(shell) => Docker::prepare(options.host.as_deref(), &shell, scratch.path()).await,
@@ -142,9 +142,9 @@ impl Field {
             Figure::Restore | Figure::RestoreAlone | Figure::RestoreSecond => return self.restore_turn().await,
             Figure::Claim | Figure::ClaimAlone => {
                 let warm = self.backend.prepare(self.spec.clone()).await?;
-                let (made, took, sandbox) = first_exec(warm.claim(self.spec.clone())).await?;
+                let (created, took, sandbox) = first_exec(warm.claim(self.spec.clone())).await?;
                 sandbox.close().await?;
-                return Ok(vec![(Figure::Claim, took), (Figure::ClaimAlone, made)]);
+                return Ok(vec![(Figure::Claim, took), (Figure::ClaimAlone, created)]);
             }
             Figure::Exec => {
                 let begun = Instant::now();
@@ -159,12 +159,12 @@ impl Field {
 
     async fn restore_turn(&self) -> Result<Vec<(Figure, Duration)>> {
         let restoring = self.backend.restore(self.snapshot.clone(), self.spec.clone());
-        let (made, took, sandbox) = first_exec(restoring).await?;
+        let (created, took, sandbox) = first_exec(restoring).await?;
         let begun = Instant::now();
         answered(&sandbox).await?;
         let second = begun.elapsed();
         sandbox.close().await?;
-        Ok(vec![(Figure::Restore, took), (Figure::RestoreAlone, made), (Figure::RestoreSecond, second)])
+        Ok(vec![(Figure::Restore, took), (Figure::RestoreAlone, created), (Figure::RestoreSecond, second)])
     }
 
     async fn snapshot_turn(&self) -> Result<Vec<(Figure, Duration)>> {
@@ -188,15 +188,15 @@ impl Field {
                 let (backend, taken, spec) = (self.backend.clone(), taken.clone(), self.spec.clone());
                 tokio::spawn(async move {
                     let fork = backend.restore(taken, spec).await?;
-                    let made = begun.elapsed();
-                    answered(&fork).await.map(|()| (made, fork))
+                    let created = begun.elapsed();
+                    answered(&fork).await.map(|()| (created, fork))
                 })
             })
             .collect();
         let (mut forks, mut answered_by) = (Vec::new(), Duration::ZERO);
         for fork in making {
-            let (made, fork) = fork.await??;
-            answered_by = answered_by.max(made);
+            let (created, fork) = fork.await??;
+            answered_by = answered_by.max(created);
             forks.push(fork);
         }
         let took = begun.elapsed();
@@ -252,9 +252,9 @@ async fn first_exec(
 ) -> Result<(Duration, Duration, Arc<dyn Sandbox>)> {
     let begun = Instant::now();
     let sandbox = making.await?;
-    let made = begun.elapsed();
+    let created = begun.elapsed();
     answered(&sandbox).await?;
-    Ok((made, begun.elapsed(), sandbox))
+    Ok((created, begun.elapsed(), sandbox))
 }
 
 /// Runs a program in the sandbox.

@@ -71,8 +71,8 @@ async fn measure(options: &VmOptions) -> Result<Report> {
 
 async fn measured(field: &Field, effort: Effort) -> Result<Report> {
     let together = tokio::task::spawn_blocking(parallel::two_at_once).await?;
-    let (results, absent) = rounds::measure(field, effort.rounds, effort.share).await?;
+    let (results, unavailable) = rounds::measure(field, effort.rounds, effort.share).await?;
     let clones = clones::measure(field, effort.clones).await?;
     let snapshot = field.snapshot_size()?;
-    Ok(Report { about: field.about.clone(), results, absent, clones, snapshot, together, left: Vec::new() })
+    Ok(Report { about: field.about.clone(), results, unavailable, clones, snapshot, together, left: Vec::new() })
 }

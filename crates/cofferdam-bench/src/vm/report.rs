@@ -19,7 +19,7 @@ pub struct Report {
     /// The times.
     pub results: Vec<(Figure, Sample)>,
     /// Missing contestants, and the reasons.
-    pub absent: Vec<(Figure, String)>,
+    pub unavailable: Vec<(Figure, String)>,
     /// The memory of clones.
     pub clones: Found,
     /// The size of a VM snapshot.
@@ -41,7 +41,7 @@ impl Report {
     }
 
     fn targets(&self) -> Vec<Row> {
-        let row = |what: &str, most, measured| Row { what: what.to_owned(), bound: Bound::AtMost(most), measured };
+        let row = |what: &str, max, measured| Row { what: what.to_owned(), bound: Bound::AtMost(max), measured };
         let last = self.clones.idle.last();
         let clones = last.map_or_else(String::new, |held| format!(", {} live", held.clones));
         vec![
@@ -73,7 +73,7 @@ impl Report {
             let _ = writeln!(text, "{:36} {:5} {median:12.1} {p99:12.1} {ratio:>9}", figure.name(), sample.len());
         }
         text.push_str("\nof fewer than 100 runs, p99 is the slowest\n");
-        for (figure, why) in &self.absent {
+        for (figure, why) in &self.unavailable {
             let _ = writeln!(text, "not measured: {}: {why}", figure.name());
         }
         self.sizes(&mut text);
@@ -126,7 +126,7 @@ impl Report {
                 "cold_ratio": self.ratio(*figure, Figure::Cold).map(thousandths),
             })
         });
-        let absent = self.absent.iter().map(|(figure, why)| json!({ "name": figure.slug(), "reason": why }));
+        let unavailable = self.unavailable.iter().map(|(figure, why)| json!({ "name": figure.slug(), "reason": why }));
         json!({
             "benchmark": "vm",
             "machine": facts.json(),
@@ -137,7 +137,7 @@ impl Report {
             "guest_mib": mebibytes,
             "engine": engine,
             "results": rows.collect::<Vec<_>>(),
-            "absent": absent.collect::<Vec<_>>(),
+            "absent": unavailable.collect::<Vec<_>>(),
             "snapshot": self.snapshot.sizes_json(),
             "clones": self.clones.idle.iter().map(Held::json).collect::<Vec<_>>(),
             "clones_after_exec": self.clones.after_exec.as_ref().map(Held::json),
@@ -204,7 +204,7 @@ mod tests {
                 (Figure::Claim, sample(40)),
                 (Figure::SnapshotBeside, sample(20)),
             ],
-            absent: vec![(Figure::Docker, "no engine is running".to_owned())],
+            unavailable: vec![(Figure::Docker, "no engine is running".to_owned())],
             clones: Found {
                 idle: vec![held(10, 20480.0), held(100, 8192.0)],
                 after_exec: Some(held(100, 30720.0)),

@@ -14,13 +14,13 @@ pub type Outcome = (Vec<(Figure, Sample)>, Vec<(Figure, String)>);
 
 /// Measures all contestants, one at a time.
 pub async fn measure(field: &Field, rounds: usize, share: Duration) -> Result<Outcome> {
-    let (mut entrants, mut absent) = (Vec::new(), Vec::new());
+    let (mut entrants, mut unavailable) = (Vec::new(), Vec::new());
     for figure in Figure::ALL.into_iter().filter(|figure| figure.has_turns()) {
         // The first turn loads what later turns find in memory. It does not count, and determines the cost of a turn.
         let begun = Instant::now();
         match field.turn(figure).await {
             Ok(_) => entrants.push((figure, turns(begun.elapsed(), share, rounds))),
-            Err(why) => absent.push((figure, format!("{why:#}"))),
+            Err(why) => unavailable.push((figure, format!("{why:#}"))),
         }
     }
     let mut times: Vec<(Figure, Duration)> = Vec::new();
@@ -33,7 +33,7 @@ pub async fn measure(field: &Field, rounds: usize, share: Duration) -> Result<Ou
             }
         }
     }
-    Ok((samples(&times), absent))
+    Ok((samples(&times), unavailable))
 }
 
 fn samples(times: &[(Figure, Duration)]) -> Vec<(Figure, Sample)> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cofferdam::registry::wasm_cache;
 use cofferdam_wasm::{Language, WasmBackend, WasmConfig};
-use cofferdam_wasm_supply::Supply;
+use cofferdam_wasm_runtimes::Runtimes;
 
 /// A cache of interpreters, or none if this user has no directory for it.
 #[derive(Debug, Clone)]
@@ -13,9 +13,9 @@ pub struct Interpreters {
 }
 
 impl Interpreters {
-    /// Returns the cache in `asked`, else the cache of the command line.
-    pub fn new(asked: Option<PathBuf>) -> Self {
-        Self { cache: asked.or_else(wasm_cache) }
+    /// Returns the cache in `directory`, else the cache of the command line.
+    pub fn new(directory: Option<PathBuf>) -> Self {
+        Self { cache: directory.or_else(wasm_cache) }
     }
 
     /// Returns a new backend that uses the cache.
@@ -30,11 +30,11 @@ impl Interpreters {
             Language::JavaScript => ("JavaScript", "javascript"),
         };
         let cache = self.cache.as_ref().ok_or("no cache directory: set HOME, or use --cache DIR")?;
-        match Supply::new(cache).find(language) {
+        match Runtimes::new(cache).find(language) {
             Err(error) => return Err(error.to_string()),
             Ok(None) => {
-                let place = cache.display();
-                return Err(format!("{name} is not in {place}: run `cofferdam setup {word}`, or use --cache DIR"));
+                let location = cache.display();
+                return Err(format!("{name} is not in {location}: run `cofferdam setup {word}`, or use --cache DIR"));
             }
             Ok(Some(_)) => {}
         }

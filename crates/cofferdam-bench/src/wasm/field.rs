@@ -27,7 +27,7 @@ pub struct Field {
     /// The contestants.
     pub entrants: Vec<Contestant>,
     /// The missing contestants, and the reasons.
-    pub absent: Vec<(Contestant, String)>,
+    pub unavailable: Vec<(Contestant, String)>,
     interpreters: Interpreters,
     backend: WasmBackend,
     module: Option<Bytes>,
@@ -51,7 +51,7 @@ impl Field {
         let mut field = Self {
             guest,
             entrants: Vec::new(),
-            absent: Vec::new(),
+            unavailable: Vec::new(),
             backend: interpreters.backend(),
             interpreters: interpreters.clone(),
             module,
@@ -70,7 +70,7 @@ impl Field {
         for contestant in Contestant::ALL.into_iter().filter(|who| who.runs(guest)) {
             match field.admit(contestant, missing.as_deref()).await {
                 Ok(()) => field.entrants.push(contestant),
-                Err(reason) => field.absent.push((contestant, reason)),
+                Err(reason) => field.unavailable.push((contestant, reason)),
             }
         }
         Ok(field)

@@ -58,7 +58,7 @@ pub enum Kind {
 }
 
 /// A kind that was not measured, and the reason.
-pub type Absent = (Kind, String);
+pub type Unavailable = (Kind, String);
 
 impl Kind {
     /// All kinds, the smallest first.
@@ -83,14 +83,14 @@ impl Kind {
 }
 
 /// Holds `wanted` sessions of each kind, and returns their memory.
-pub async fn measure(interpreters: &Interpreters, wanted: usize) -> Result<(Vec<Idle>, Vec<Absent>)> {
+pub async fn measure(interpreters: &Interpreters, wanted: usize) -> Result<(Vec<Idle>, Vec<Unavailable>)> {
     let backend = interpreters.backend();
-    let (mut found, mut absent, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut found, mut unavailable, mut held) = (Vec::new(), Vec::new(), Vec::new());
     for kind in Kind::ALL {
         if let Some(language) = kind.language()
             && let Err(reason) = interpreters.prepare(language).await
         {
-            absent.push((kind, reason));
+            unavailable.push((kind, reason));
             continue;
         }
         let opener = Opener::new(&backend, kind)?;
@@ -105,7 +105,7 @@ pub async fn measure(interpreters: &Interpreters, wanted: usize) -> Result<(Vec<
     for session in held {
         session.close().await?;
     }
-    Ok((found, absent))
+    Ok((found, unavailable))
 }
 
 struct Opener<'a> {
@@ -203,13 +203,13 @@ mod tests {
     async fn inner_measurement() {
         let none = tempfile::tempdir().unwrap();
         let interpreters = Interpreters::new(Some(none.path().join("none")));
-        let (found, absent) = measure(&interpreters, 100).await.unwrap();
+        let (found, unavailable) = measure(&interpreters, 100).await.unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].kind, found[0].held, &found[0].stopped), (Kind::Module, 100, &None));
         // At least the page that was written. The process's unique memory shrinks if another process starts the same
         // program meanwhile, because its code is then shared.
         assert!(found[0].each.resident >= 4.0, "{found:?}");
-        let kinds: Vec<Kind> = absent.iter().map(|(kind, _)| *kind).collect();
+        let kinds: Vec<Kind> = unavailable.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [Kind::JavaScript, Kind::Python]);
     }
 }

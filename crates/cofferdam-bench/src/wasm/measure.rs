@@ -27,7 +27,7 @@ pub struct Series {
     /// The contestants, and the times of single runs.
     pub results: Vec<(Contestant, Sample)>,
     /// The missing contestants, and the reasons.
-    pub absent: Vec<(Contestant, String)>,
+    pub unavailable: Vec<(Contestant, String)>,
 }
 
 /// A contestant during its measurement.
@@ -58,7 +58,7 @@ pub async fn series(field: &Field, effort: Effort) -> Result<Series> {
         }
     }
     let results = entrants.into_iter().map(|entrant| (entrant.contestant, Sample::new(entrant.times)));
-    Ok(Series { guest: field.guest, results: results.collect(), absent: field.absent.clone() })
+    Ok(Series { guest: field.guest, results: results.collect(), unavailable: field.unavailable.clone() })
 }
 
 async fn turn(field: &Field, contestant: Contestant) -> Result<Vec<Duration>> {
@@ -80,7 +80,7 @@ mod tests {
             let series = series(&field, effort).await.unwrap();
             for who in Contestant::ALL.into_iter().filter(|who| who.in_process()) {
                 let row = series.results.iter().find(|(contestant, _)| *contestant == who);
-                let reason = series.absent.iter().find(|(contestant, _)| *contestant == who);
+                let reason = series.unavailable.iter().find(|(contestant, _)| *contestant == who);
                 if guest.is_script() {
                     assert!(row.is_none() && reason.unwrap().1.contains("cofferdam setup"), "{who:?}: {reason:?}");
                 } else {

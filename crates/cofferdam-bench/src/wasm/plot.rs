@@ -40,7 +40,7 @@ mod tests {
     fn each_contestant_has_a_bar() {
         let sample = |index| Sample::new(vec![Duration::from_micros(2u64 << (2 * index)); 3]);
         let results = Contestant::ALL.into_iter().enumerate().map(|(index, contestant)| (contestant, sample(index)));
-        let series = Series { guest: Guest::Null, results: results.collect(), absent: Vec::new() };
+        let series = Series { guest: Guest::Null, results: results.collect(), unavailable: Vec::new() };
         let svg = draw(&series).unwrap();
         assert_eq!(crate::plot::tests::unbalanced(&svg), Vec::<String>::new());
         assert!(!svg.contains("NaN"));

@@ -25,7 +25,7 @@ pub struct Report {
     /// Idle sessions.
     pub idle: Vec<Idle>,
     /// Kinds of sessions that could not be held, and the reasons.
-    pub not_idle: Vec<idle::Absent>,
+    pub not_idle: Vec<idle::Unavailable>,
 }
 
 impl Report {
@@ -43,7 +43,7 @@ impl Report {
         self.rates_table(&mut text);
         self.idle_table(&mut text);
         text.push_str("\nof fewer than 100 runs, p99 is the slowest\n");
-        for (who, reason) in self.absent() {
+        for (who, reason) in self.unavailable() {
             let _ = writeln!(text, "not measured: {who}: {reason}");
         }
         for (kind, reason) in self.idle.iter().filter_map(|idle| Some((idle.kind, idle.stopped.as_ref()?))) {
@@ -103,15 +103,15 @@ impl Report {
             "one_at_a_time": self.series.iter().map(series_json).collect::<Vec<_>>(),
             "rates": rates.collect::<Vec<_>>(),
             "idle_sessions": idle.collect::<Vec<_>>(),
-            "absent": self.absent().map(|(who, why)| json!({ "name": who, "reason": why })).collect::<Vec<_>>(),
+            "absent": self.unavailable().map(|(who, why)| json!({ "name": who, "reason": why })).collect::<Vec<_>>(),
             "targets": json_of(&target::rows(&self.findings())),
         })
     }
 
-    fn absent(&self) -> impl Iterator<Item = (String, &str)> {
+    fn unavailable(&self) -> impl Iterator<Item = (String, &str)> {
         let runs = self.series.iter().flat_map(|series| {
             let named = |who: Contestant| format!("{}: {}", series.guest.title(), who.name(series.guest));
-            series.absent.iter().map(move |(who, reason)| (named(*who), reason.as_str()))
+            series.unavailable.iter().map(move |(who, reason)| (named(*who), reason.as_str()))
         });
         let idle = self.not_idle.iter();
         runs.chain(idle.map(|(kind, reason)| (format!("idle sessions, {}", kind.name()), reason.as_str())))
@@ -175,7 +175,7 @@ mod tests {
         report.series.push(Series {
             guest: Guest::Null,
             results: vec![(Contestant::Restored, sample(2500)), (Contestant::Native, sample(600_000))],
-            absent: vec![(Contestant::Wasmtime, "not installed".to_owned())],
+            unavailable: vec![(Contestant::Wasmtime, "not installed".to_owned())],
         });
         report.rates.push(Rates { guest: Guest::Null, per_second: [400_000.0, 600_000.0], gain: 1.5 });
         let each = Each { resident: 20.0, proportional: 20.5, own: 20.0, tables: 12.0 };

@@ -133,7 +133,7 @@ fn lock(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions) -> R
         Existing::Keep => Sharing::Exclusive,
         Existing::Replace => Sharing::Shared,
     };
-    let path = || aliases::place(directory).unwrap_or_else(|| set.header().workspace.clone());
+    let path = || aliases::path_of(directory).unwrap_or_else(|| set.header().workspace.clone());
     match Lock::wait(directory, sharing, LOCK_TIMEOUT).map_err(|error| io("lock", &path())(error))? {
         Some(lock) => Ok(lock),
         None => Err(ChangesError::Busy { path: text::path(&path()), seconds: LOCK_TIMEOUT.as_secs() }),
@@ -229,7 +229,7 @@ impl Application<'_> {
         let path = change.path.clone();
         match self.change(change) {
             Ok(Outcome::Applied) => self.report.applied.push(path),
-            Ok(Outcome::Conflict(cause, kept)) => self.report.conflicts.push(Conflict { path, cause, kept }),
+            Ok(Outcome::Conflict(cause, kept_as)) => self.report.conflicts.push(Conflict { path, cause, kept_as }),
             Ok(Outcome::Refused(reason)) => self.report.refused.push(Refused { path, reason }),
             Err(error) => match Refusal::of(&error) {
                 Some(reason) => self.report.refused.push(Refused { path, reason }),
@@ -358,11 +358,11 @@ impl Application<'_> {
         {
             return Ok(self.already(change));
         }
-        let kept = match self.options.existing {
+        let kept_as = match self.options.existing {
             Existing::Keep => temporary.keep_beside(self.set, node, &change.path)?,
             Existing::Replace => None,
         };
-        Ok(Outcome::Conflict(cause, kept))
+        Ok(Outcome::Conflict(cause, kept_as))
     }
 
     /// Reports a change that the workspace has already, also by an earlier application.

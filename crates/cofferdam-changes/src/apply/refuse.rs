@@ -120,20 +120,20 @@ fn is_on_host(directory: BorrowedFd<'_>, path: &Path) -> bool {
 ///
 /// Only the first components may be `..`: behind another link, `..` leads to the parent of that link's target.
 fn leads_outside(directory: BorrowedFd<'_>, path: &Path, target: &Path) -> Result<bool> {
-    let mut place = path.parent().unwrap_or(Path::new("")).to_owned();
+    let mut resolved = path.parent().unwrap_or(Path::new("")).to_owned();
     let mut descended = false;
     for component in target.components() {
         match component {
             Component::CurDir => {}
             Component::Normal(name) => {
                 descended = true;
-                place.push(name);
+                resolved.push(name);
             }
-            Component::ParentDir if !descended && place.pop() => {}
+            Component::ParentDir if !descended && resolved.pop() => {}
             _ => return Ok(true),
         }
     }
-    match beneath::open(directory, &place, OFlags::PATH, Mode::empty()) {
+    match beneath::open(directory, &resolved, OFlags::PATH, Mode::empty()) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => Ok(true),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::AGAIN) => Err(io("inspect", path)(error)),
         // A link that leads nowhere is harmless.

@@ -18,9 +18,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle, ExecRequest,
-    LayeredSandbox, Level, Posture, PostureItem, PreparedSandbox, Protection, Result, Sandbox, SandboxLayer,
-    SandboxPath, Snapshot, Spec, Workspace, WorkspaceChanges,
+    Access, Backend, BackendLayer, Capabilities, Capability, DirectoryId, Error, ErrorKind, ExecHandle, ExecRequest,
+    LayeredSandbox, Posture, PostureItem, PreparedSandbox, Protection, Result, Sandbox, SandboxLayer, SandboxPath,
+    Snapshot, Spec, Workspace, WorkspaceChanges,
 };
 use cofferdam_linux::named::{Directory, UntrustedLink};
 
@@ -132,16 +132,16 @@ async fn fill(sandbox: &dyn Sandbox, directory: Directory, header: Header, spec:
     let copied = HostTree::contents(copy).send(sandbox, &SandboxPath::default(), note).await;
     let (sent, report) = copied.map_err(|error| does_not_fit(error, &shown, spec))?;
     let mut skipped = sent.skipped;
-    skipped.extend(report.skipped.iter().filter(|skipped| !is_kept(skipped.reason)).map(ToString::to_string));
-    let kept = report.skipped.iter().filter(|skipped| is_kept(skipped.reason)).count() as u64;
-    let count = sent.skipped_count + report.skipped_count.saturating_sub(kept);
+    skipped.extend(report.skipped.iter().filter(|skipped| !is_retained(skipped.reason)).map(ToString::to_string));
+    let retained = report.skipped.iter().filter(|skipped| is_retained(skipped.reason)).count() as u64;
+    let count = sent.skipped_count + report.skipped_count.saturating_sub(retained);
     let files = std::mem::take(&mut *files.lock().unwrap_or_else(PoisonError::into_inner));
     let skipped_count = usize::try_from(count).unwrap_or(usize::MAX);
     Ok(Base { header, _directory: directory.into(), files, skipped, skipped_count })
 }
 
 /// Returns true for a remark about a file that was copied nevertheless.
-fn is_kept(reason: cofferdam_contract::CopySkipped) -> bool {
+fn is_retained(reason: cofferdam_contract::CopySkipped) -> bool {
     reason == cofferdam_contract::CopySkipped::SetId
 }
 
@@ -192,13 +192,9 @@ fn posture(inner: &Posture, refused: Option<&Error>) -> Posture {
 }
 
 #[async_trait]
-impl Backend for CopyOnWriteByCopy {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn level(&self) -> Level {
-        self.inner.level()
+impl BackendLayer for CopyOnWriteByCopy {
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -233,22 +229,7 @@ impl Backend for CopyOnWriteByCopy {
             },
         };
         request.validate()?;
-        let sandbox = self.copied(spec, refused.as_ref()).await?;
-        match sandbox.start(request).await {
-            Ok(handle) => Ok((sandbox, handle)),
-            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
-        }
-    }
-
-    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
-        if !matches!(spec.workspace(), Workspace::CopyOnWrite { .. }) {
-            return self.inner.run(spec, request).await;
-        }
-        request.validate()?;
-        let sandbox = self.create(spec).await?;
-        let result = sandbox.exec(request).await;
-        let posture = sandbox.posture().clone();
-        cofferdam_contract::after_close(result.map(|completed| (completed, posture)), sandbox.close().await)
+        self.copied(spec, refused.as_ref()).await?.start_or_close(request).await
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {

@@ -73,14 +73,14 @@ impl<'a> Comparison<'a> {
         self.missing(path, &listed)?;
         for entry in listed {
             let path = path.join(&entry.name);
-            let place = path.to_str().and_then(|text| SandboxPath::default().join(text).ok());
-            match place {
+            let guest_path = path.to_str().and_then(|text| SandboxPath::default().join(text).ok());
+            match guest_path {
                 _ if entry.name.contains('/') || matches!(entry.name.as_str(), "" | "." | "..") => {
                     // Only a guest's own agent could report such a name.
                     self.summary.skip(path, SkipReason::Unreadable);
                 }
                 _ if names::is_reserved(Path::new(&entry.name)) => self.summary.skip(path, SkipReason::ReservedName),
-                Some(place) if depth <= MAX_DEPTH => self.entry(&path, &place, &entry, depth)?,
+                Some(guest_path) if depth <= MAX_DEPTH => self.entry(&path, &guest_path, &entry, depth)?,
                 _ => self.summary.skip(path, SkipReason::TooDeep),
             }
         }
@@ -106,14 +106,14 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    fn entry(&mut self, path: &Path, place: &SandboxPath, entry: &DirEntry, depth: usize) -> Result<()> {
+    fn entry(&mut self, path: &Path, guest_path: &SandboxPath, entry: &DirEntry, depth: usize) -> Result<()> {
         let base = self.base.files.get(path);
         let mode = entry.mode & COPIED_MODE;
         let same_mode = base.is_some_and(|base| base.fingerprint.mode & COPIED_MODE == mode);
         let content = base.map(|base| &base.content);
         match entry.kind {
             EntryKind::Directory => {
-                let below = match self.list(place) {
+                let below = match self.list(guest_path) {
                     Ok(below) => below,
                     Err(error) => return self.unreadable(path, error),
                 };
@@ -124,7 +124,7 @@ impl<'a> Comparison<'a> {
                 }
                 self.directory(path, below, depth + 1)
             }
-            EntryKind::File => match self.file(path, place, entry, base.filter(|_| same_mode)) {
+            EntryKind::File => match self.file(path, guest_path, entry, base.filter(|_| same_mode)) {
                 Err(error) => self.unreadable(path, error),
                 done => done,
             },
@@ -150,14 +150,14 @@ impl<'a> Comparison<'a> {
     }
 
     /// Captures a file unless it equals `same`.
-    fn file(&mut self, path: &Path, place: &SandboxPath, entry: &DirEntry, same: Option<&BaseFile>) -> Result<()> {
+    fn file(&mut self, path: &Path, guest_path: &SandboxPath, entry: &DirEntry, same: Option<&BaseFile>) -> Result<()> {
         if let Some(BaseFile { fingerprint, content: BaseContent::File(digest) }) = same
             && fingerprint.size == entry.size
-            && self.digest(place)? == *digest
+            && self.digest(guest_path)? == *digest
         {
             return Ok(());
         }
-        let mut reader = self.open(place)?;
+        let mut reader = self.open(guest_path)?;
         let base = self.base_of(path, Some(EntryKind::File));
         self.count(entry.size)?;
         let written = self.out.file(path, entry.mode & COPIED_MODE, entry.size, &mut reader, base.as_ref());
@@ -169,13 +169,13 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    fn open(&self, place: &SandboxPath) -> Result<SyncIoBridge<FileReader>> {
-        let reader = self.runtime.block_on(self.sandbox.read_file(place))?;
+    fn open(&self, guest_path: &SandboxPath) -> Result<SyncIoBridge<FileReader>> {
+        let reader = self.runtime.block_on(self.sandbox.read_file(guest_path))?;
         Ok(SyncIoBridge::new_with_handle(reader, self.runtime.clone()))
     }
 
-    fn digest(&self, place: &SandboxPath) -> Result<[u8; 32]> {
-        let mut reader = self.open(place)?;
+    fn digest(&self, guest_path: &SandboxPath) -> Result<[u8; 32]> {
+        let mut reader = self.open(guest_path)?;
         let mut hash = Sha256::new();
         let mut piece = vec![0; PIECE];
         loop {

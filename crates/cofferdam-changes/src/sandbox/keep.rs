@@ -43,8 +43,8 @@ pub async fn keep(sandbox: &dyn Sandbox, store: PathBuf, limits: StoreLimits) ->
     let Workspace::CopyOnWrite { path } = sandbox.spec().workspace() else { return Ok(None) };
     let (path, changes) = (path.clone(), sandbox.changes().await?);
     let file = received(changes.layer).await?;
-    let kept = blocking(OPERATION, move || keep_file(&file, path, &store, limits)).await?;
-    Ok(kept.map(|kept| KeptChanges { skipped: changes.skipped_count, ..kept }))
+    let stored = blocking(OPERATION, move || keep_file(&file, path, &store, limits)).await?;
+    Ok(stored.map(|stored| KeptChanges { skipped: changes.skipped_count, ..stored }))
 }
 
 fn keep_file(file: &File, workspace: PathBuf, store: &Path, limits: StoreLimits) -> Result<Option<KeptChanges>> {

@@ -175,7 +175,7 @@ fn conflicts_keep_both_versions() {
     let found: Vec<_> = done
         .conflicts
         .iter()
-        .map(|c| (c.path.to_str().unwrap(), c.cause, c.kept.as_ref().map(|p| p.to_str().unwrap())))
+        .map(|c| (c.path.to_str().unwrap(), c.cause, c.kept_as.as_ref().map(|p| p.to_str().unwrap())))
         .collect();
     assert_eq!(found, expected);
     assert!(done.refused.is_empty() && done.failed.is_none());
@@ -183,8 +183,8 @@ fn conflicts_keep_both_versions() {
     for path in ["changed", "appeared", "deleted", "dir/new"] {
         assert_eq!(read(&f.base, path), "host!");
     }
-    for (_, _, kept) in expected {
-        assert!(kept.is_none_or(|kept| read(&f.base, kept) == "guest"));
+    for (_, _, kept_as) in expected {
+        assert!(kept_as.is_none_or(|kept_as| read(&f.base, kept_as) == "guest"));
     }
     // No more copies by a second application.
     let names = tree(&f.base).len();

@@ -91,9 +91,9 @@ fn check_whole(found: &BTreeMap<PathBuf, String>, old: &BTreeMap<PathBuf, String
 
 /// Applies the change set of a parent process that kills this one. Returns false in the parent.
 fn is_victim() -> bool {
-    let Some(place) = std::env::var_os(VICTIM).map(PathBuf::from) else { return false };
-    let (set, directory) = (read_set(&place.join("layer.tar")), File::open(place.join("base")).unwrap());
-    fs::write(place.join("ready"), "").unwrap();
+    let Some(root) = std::env::var_os(VICTIM).map(PathBuf::from) else { return false };
+    let (set, directory) = (read_set(&root.join("layer.tar")), File::open(root.join("base")).unwrap());
+    fs::write(root.join("ready"), "").unwrap();
     let _ = apply(&set, directory.as_fd(), &ApplyOptions::default());
     true
 }
@@ -227,8 +227,8 @@ fn leftovers_in_written_directories_are_removed() {
     f.apply(&set, &ApplyOptions { dry_run: true, ..ApplyOptions::default() });
     assert_eq!(["", "d", "e"].map(left), [3, 3, 3]);
     f.apply_all(&set);
-    let kept = usize::from(rustix::process::geteuid().is_root());
-    assert_eq!(["", "d", "e"].map(left), [3, kept, 3]);
+    let expected = usize::from(rustix::process::geteuid().is_root());
+    assert_eq!(["", "d", "e"].map(left), [3, expected, 3]);
 }
 
 /// Promise (Files): A guest creates no files that a later application takes for its own leftovers.

@@ -14,8 +14,8 @@ const INSIDE: &str = "COFFERDAM_CHANGES_OVERLAY";
 
 /// Runs this test program again in a new mount namespace, for one test. Returns the directory in that process.
 fn namespace(test: &str) -> Option<std::path::PathBuf> {
-    if let Some(place) = std::env::var_os(INSIDE) {
-        return Some(place.into());
+    if let Some(directory) = std::env::var_os(INSIDE) {
+        return Some(directory.into());
     }
     if !rustix::process::geteuid().is_root() {
         println!("SKIP {test}: only root mounts an overlay");
@@ -44,8 +44,8 @@ fn namespace(test: &str) -> Option<std::path::PathBuf> {
 }
 
 /// Lets the shell of a guest change an overlay over `base`, and captures the changes.
-fn capture(place: &Path, options: &str, script: &str) -> Option<(ChangeSet, Summary)> {
-    let path = |name: &str| place.join(name);
+fn capture(directory: &Path, options: &str, script: &str) -> Option<(ChangeSet, Summary)> {
+    let path = |name: &str| directory.join(name);
     for name in ["upper", "work", "merged"] {
         fs::create_dir(path(name)).unwrap();
     }
@@ -87,9 +87,9 @@ const BASE: [&str; 13] = [
     "to_file/x",
 ];
 
-fn base(place: &Path) {
+fn base(directory: &Path) {
     for path in BASE {
-        put(&place.join("base"), path, "original\n");
+        put(&directory.join("base"), path, "original\n");
     }
 }
 
@@ -109,9 +109,9 @@ const SCRIPT: &str = "
 ";
 
 fn check(test: &str, options: &str) {
-    let Some(place) = namespace(test) else { return };
-    base(&place);
-    let Some((set, summary)) = capture(&place, options, SCRIPT) else { return };
+    let Some(directory) = namespace(test) else { return };
+    base(&directory);
+    let Some((set, summary)) = capture(&directory, options, SCRIPT) else { return };
     let kinds: Vec<_> =
         set.changes().iter().map(|change| (change.path.to_str().unwrap(), change.kind.clone())).collect();
     for excluded in ["same", "opaque", "opaque/same"] {
@@ -134,19 +134,19 @@ fn check(test: &str, options: &str) {
     }
     assert!(set.cleared().is_empty());
     assert_eq!(summary.skipped.iter().map(|skipped| skipped.reason).collect::<Vec<_>>(), [SkipReason::NotAFile]);
-    let base = File::open(place.join("base")).unwrap();
+    let base = File::open(directory.join("base")).unwrap();
     let done = apply(&set, base.as_fd(), &ApplyOptions::default()).unwrap();
     assert!(done.conflicts.is_empty() && done.refused.is_empty() && done.failed.is_none(), "{done:?}");
     // Mount a copy of the layers, since the workspace below the first overlay has changed.
-    let mut expected = tree(&place.join("base"));
+    let mut expected = tree(&directory.join("base"));
     expected.retain(|path, _| path != Path::new("fifo"));
     let merged = Command::new("sh")
         .args(["-euc", &format!("mkdir fresh && cd fresh && {}", fresh())])
-        .current_dir(&place)
+        .current_dir(&directory)
         .output()
         .unwrap();
     assert!(merged.status.success(), "{merged:?}");
-    let mut fresh = tree(&place.join("fresh"));
+    let mut fresh = tree(&directory.join("fresh"));
     fresh.retain(|path, _| path != Path::new("fifo"));
     assert_eq!(expected, fresh);
 }
@@ -170,10 +170,10 @@ fn changes_in_an_overlay_with_attributes_of_users_are_captured() {
 
 #[test]
 fn redirected_directories_and_metadata_copies_are_reported() {
-    let Some(place) = namespace("redirected_directories_and_metadata_copies_are_reported") else { return };
-    base(&place);
+    let Some(directory) = namespace("redirected_directories_and_metadata_copies_are_reported") else { return };
+    base(&directory);
     let script = "mv moved redirected; chmod 755 exec";
-    let Some((set, summary)) = capture(&place, "redirect_dir=on,metacopy=on,", script) else { return };
+    let Some((set, summary)) = capture(&directory, "redirect_dir=on,metacopy=on,", script) else { return };
     let skipped: Vec<_> =
         summary.skipped.iter().map(|skipped| (skipped.path.to_str().unwrap(), skipped.reason)).collect();
     assert_eq!(skipped, [("exec", SkipReason::Redirected), ("redirected", SkipReason::Redirected)]);

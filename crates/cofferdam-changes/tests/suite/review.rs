@@ -27,9 +27,9 @@ fn changes_that_the_workspace_has_are_marked() {
     let applied = || {
         let changes = document(&set, f.open().as_fd()).unwrap().changes;
         let applied = changes.iter().filter(|change| change.is_applied).map(|change| change.path.clone());
-        let marks = text(&f, &set, &RenderOptions::default()).0.matches("\napplied: ").count();
+        let lines = text(&f, &set, &RenderOptions::default()).0.matches("\napplied: ").count();
         let applied: Vec<_> = applied.collect();
-        assert_eq!(marks, applied.len());
+        assert_eq!(lines, applied.len());
         applied
     };
     assert_eq!(applied(), Vec::<String>::new());

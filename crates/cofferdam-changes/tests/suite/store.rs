@@ -43,9 +43,9 @@ fn change_sets_are_kept_listed_opened_and_discarded() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
     let (one, two) = (keep(&store, 10).unwrap(), keep(&store, 20).unwrap());
     age(&path, &one, 60);
-    let kept = open(&path).list().unwrap();
-    assert_eq!(kept.iter().map(|kept| &kept.id).collect::<Vec<_>>(), [&one, &two]);
-    let contents = kept[0].contents.as_ref().unwrap();
+    let stored = open(&path).list().unwrap();
+    assert_eq!(stored.iter().map(|stored| &stored.id).collect::<Vec<_>>(), [&one, &two]);
+    let contents = stored[0].contents.as_ref().unwrap();
     assert_eq!((contents.workspace.as_path(), contents.changes), (Path::new("/work/space"), 1));
     let (found, set) = store.get(&one.as_str()[..8]).unwrap();
     assert_eq!((found, set.bytes()), (one.clone(), 10));
@@ -65,7 +65,7 @@ fn a_prefix_of_two_ids_is_ambiguous() {
         fs::write(temp.path().join(format!("{id}.tar")), "damaged").unwrap();
     }
     assert!(matches!(store.get("0000"), Err(ChangesError::Ambiguous { .. })));
-    assert!(store.list().unwrap().iter().all(|kept| kept.contents.is_none()));
+    assert!(store.list().unwrap().iter().all(|stored| stored.contents.is_none()));
     assert!(matches!(store.get("00000000000a"), Err(ChangesError::Malformed { .. })));
     store.discard("00000000000a").unwrap();
 }
@@ -80,7 +80,7 @@ fn old_and_large_change_sets_are_pruned() {
         age(temp.path(), id, seconds);
     }
     let newest = keep(&store, 20_000).unwrap();
-    let left = |store: &Store| store.list().unwrap().into_iter().map(|kept| kept.id).collect::<Vec<_>>();
+    let left = |store: &Store| store.list().unwrap().into_iter().map(|stored| stored.id).collect::<Vec<_>>();
     assert_eq!(left(&store), [ids[1].clone(), ids[2].clone(), newest.clone()]);
     let last = keep(&store, 10_000).unwrap();
     assert_eq!(left(&store), [newest.clone(), last.clone()]);
@@ -130,9 +130,9 @@ fn threads_keep_at_the_same_time() {
             });
         }
     });
-    let kept = open(temp.path()).list().unwrap();
-    assert_eq!((kept.len(), names(temp.path())), (100, 101));
-    assert!(kept.iter().all(|kept| kept.contents.is_some()));
+    let stored = open(temp.path()).list().unwrap();
+    assert_eq!((stored.len(), names(temp.path())), (100, 101));
+    assert!(stored.iter().all(|stored| stored.contents.is_some()));
 }
 
 #[test]

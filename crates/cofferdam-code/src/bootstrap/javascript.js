@@ -1,7 +1,7 @@
 // Runs code the way Node runs a script, and captures results besides the output: the value of the last expression. This
 // file is no isolation boundary: the code controls all of it, and the host trusts none of it. In a session it serves
 // one piece of code after the other in the same realm.
-(function cofferdam(source, name, place, most, session, typescript) {
+(function cofferdam(source, name, resultsPath, most, session, typescript) {
   "use strict";
   const real = typeof process === "object" && process.versions && process.versions.v8 !== undefined;
   const load = require;
@@ -184,7 +184,7 @@
     try {
       keep((0, eval)(`${source}\n//# sourceURL=${name}`));
     } finally {
-      finish(place);
+      finish(resultsPath);
     }
     return;
   }
@@ -227,7 +227,7 @@
     globalThis.module = { exports: {}, id: ".", filename: file, loaded: false, children: [], paths: [] };
     globalThis.exports = globalThis.module.exports;
     globalThis.require.main = globalThis.module;
-    process.on("exit", () => finish(place));
+    process.on("exit", () => finish(resultsPath));
     process.on("uncaughtExceptionMonitor", (error) => { without(error); });
     begin();
     hush();
@@ -278,7 +278,7 @@
     const key = `cofferdam ${path.basename(target)}`;
     Object.defineProperty(globalThis, Symbol.for(key), { value: remove, configurable: true });
     const before = address(`globalThis[Symbol.for("${key}")](); delete globalThis[Symbol.for("${key}")];`);
-    const lines = [before, load("url").pathToFileURL(target)].map((place) => `import ${JSON.stringify(place)};`);
+    const lines = [before, load("url").pathToFileURL(target)].map((url) => `import ${JSON.stringify(url)};`);
     import(address(lines.join("\n")));
   }
 

@@ -1,7 +1,7 @@
 # Runs code the way `python3 FILE` does, and captures results besides the output: the value of the last expression,
 # figures, data frames. This file is no isolation boundary: the code controls all of it, and the host trusts none of it.
 # In a session it serves one piece of code after the other in the same namespace.
-def __cofferdam__(source, name, place, most, session):
+def __cofferdam__(source, name, results_path, most, session):
     import io
     import os
     import sys
@@ -13,7 +13,7 @@ def __cofferdam__(source, name, place, most, session):
     own = sys._getframe().f_code.co_filename
     directory = os.path.dirname(os.path.abspath(scope.get("__file__") or name))
     sources = {}
-    state = {"place": place, "room": most, "records": []}
+    state = {"results_path": results_path, "room": most, "records": []}
     process = getattr(os, "getpid", lambda: 0)
     begun = process()
     save, make, join = os.write, os.open, "".join
@@ -202,7 +202,7 @@ def __cofferdam__(source, name, place, most, session):
     def run(file):
         tree = compile(source, file, "exec", 1024, True)
         last = None
-        if state["place"] and tree.body and type(tree.body[-1]).__name__ == "Expr":
+        if state["results_path"] and tree.body and type(tree.body[-1]).__name__ == "Expr":
             last = tree.body.pop().value
         exec(compile(tree, file, "exec", 0, True), scope)
         if last is not None:
@@ -216,7 +216,7 @@ def __cofferdam__(source, name, place, most, session):
 
     def finish():
         """Writes the captured results, once, in the process that was started."""
-        if not state["place"] or process() != begun:
+        if not state["results_path"] or process() != begun:
             return
         try:
             try:
@@ -224,7 +224,7 @@ def __cofferdam__(source, name, place, most, session):
             except Exception:
                 pass
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            out = make(state["place"], flags, 0o644)
+            out = make(state["results_path"], flags, 0o644)
             data = memoryview(join(state["records"]).encode())
             while data:
                 data = data[save(out, data) :]
@@ -270,7 +270,7 @@ def __cofferdam__(source, name, place, most, session):
                 return
             body = read.read(int(head))
             marker, where, code = body.split(b"\0", 2)
-            state["place"], source = where.decode() or None, plain(code.decode())
+            state["results_path"], source = where.decode() or None, plain(code.decode())
             count += 1
             file = f"{directory}/call-{count}.py"
             sources[file] = (len(source), None, source.splitlines(True), file)
@@ -309,7 +309,7 @@ def __cofferdam__(source, name, place, most, session):
         if not hasattr(builtins, "display"):
             builtins.display = display
     else:
-        state["place"] = None
+        state["results_path"] = None
     if sys.path and os.path.abspath(sys.path[0] or ".") == directory:
         # Code of an agent imports from its workspace.
         sys.path[0] = os.getcwd()

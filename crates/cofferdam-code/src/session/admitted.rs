@@ -50,7 +50,7 @@ impl Executor {
     /// - Those of [`CodeSession::call_head_tail`].
     pub async fn call_first(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         request: CodeRequest,
         open: impl Future<Output = Result<Arc<CodeSession>>>,
@@ -58,8 +58,8 @@ impl Executor {
         on_output: OnOutput<'_>,
     ) -> Result<(CodeResult, [HeadTail; 2])> {
         check(&request)?;
-        let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
-        let admitted = self.admit(place, spec, request, version.as_deref()).await?;
+        let version = self.0.versions.known(profile, spec, &request.language).map(|version| version.to_string());
+        let admitted = self.admit(profile, spec, request, version.as_deref()).await?;
         match open.await {
             Ok(session) => session.call_admitted(admitted, keep, on_output).await,
             Err(error) => Err(admitted.not_started(error).await),
@@ -68,7 +68,7 @@ impl Executor {
 
     pub(super) async fn admit(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         spec: &Spec,
         mut request: CodeRequest,
         version: Option<&str>,
@@ -81,7 +81,7 @@ impl Executor {
         (request.timeout, request.max_output) = (Some(timeout), Some(max_output));
         let id = random_id()?;
         let program = Program::code(request.code.as_bytes());
-        let mut entry = self.entry(&id, place, spec, &request, program, version).await?;
+        let mut entry = self.entry(&id, profile, spec, &request, program, version).await?;
         let screened = self.screen(&mut entry, language, &request.code).await?;
         Ok(Admitted { id, request, entry, screened, timeout, max_output })
     }

@@ -244,7 +244,7 @@ fn died(exit: &Exit) -> String {
 /// A collector of the output of one call.
 struct OutputCollector<'a> {
     streams: [Stream; 2],
-    kept: [Vec<u8>; 2],
+    retained: [Vec<u8>; 2],
     left: u64,
     received: u64,
     truncated: bool,
@@ -254,7 +254,7 @@ struct OutputCollector<'a> {
 impl<'a> OutputCollector<'a> {
     fn new(marker: &str, max: ByteSize, on_output: OnSession<'a>) -> Self {
         let streams = [Stream::new(marker), Stream::new(marker)];
-        Self { streams, kept: Default::default(), left: max.as_bytes(), received: 0, truncated: false, on_output }
+        Self { streams, retained: Default::default(), left: max.as_bytes(), received: 0, truncated: false, on_output }
     }
 
     fn take(&mut self, stream: OutputStream, data: &[u8]) {
@@ -264,11 +264,11 @@ impl<'a> OutputCollector<'a> {
             return;
         }
         self.received += output.len() as u64;
-        let kept = usize::try_from(self.left).unwrap_or(usize::MAX).min(output.len());
-        self.truncated |= kept < output.len();
-        self.left -= kept as u64;
-        self.kept[at].extend_from_slice(&output[..kept]);
-        (self.on_output)(&OutputEvent::Chunk(Chunk { stream, data: output.into() }), kept);
+        let length = usize::try_from(self.left).unwrap_or(usize::MAX).min(output.len());
+        self.truncated |= length < output.len();
+        self.left -= length as u64;
+        self.retained[at].extend_from_slice(&output[..length]);
+        (self.on_output)(&OutputEvent::Chunk(Chunk { stream, data: output.into() }), length);
     }
 
     fn lose(&mut self, bytes: u64) {
@@ -286,7 +286,7 @@ impl<'a> OutputCollector<'a> {
     }
 
     fn answer(self, end: End, begun: Instant, rest: &mut [Vec<u8>; 2]) -> Answer {
-        let [stdout, stderr] = self.kept;
+        let [stdout, stderr] = self.retained;
         for (rest, stream) in rest.iter_mut().zip(self.streams) {
             *rest = stream.rest();
         }

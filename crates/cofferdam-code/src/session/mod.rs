@@ -67,7 +67,7 @@ pub struct CodeSession {
     id: String,
     language: String,
     executor: Executor,
-    place: BackendProfile,
+    profile: BackendProfile,
     sandbox: Arc<dyn Sandbox>,
     version: Option<String>,
     registry: Weak<Mutex<Registry>>,
@@ -145,17 +145,17 @@ impl Sessions {
     /// - `Unavailable` if the interpreter does not start in time or is too old.
     pub async fn open(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &Arc<dyn Sandbox>,
         language: &str,
     ) -> Result<Arc<CodeSession>> {
-        self.open_holding(place, sandbox, language, Box::new(())).await
+        self.open_holding(profile, sandbox, language, Box::new(())).await
     }
 
     /// Starts an interpreter like [`Self::open`]. `held` is dropped when nothing of the session is left, or on failure.
     pub async fn open_holding(
         &self,
-        place: &BackendProfile,
+        profile: &BackendProfile,
         sandbox: &Arc<dyn Sandbox>,
         language: &str,
         held: Box<dyn Any + Send>,
@@ -166,8 +166,8 @@ impl Sessions {
             return Err(Error::unsupported("open a session", format!("{language} has no sessions"))
                 .with_remedy("use python or javascript, or run each call by itself"));
         }
-        if !place.capabilities.contains(&Capability::StreamingStdin) {
-            let message = format!("the backend '{}' does not support sessions", place.backend);
+        if !profile.capabilities.contains(&Capability::StreamingStdin) {
+            let message = format!("the backend '{}' does not support sessions", profile.backend);
             return Err(Error::unsupported("open a session", message)
                 .with_remedy("use level wasm, process, container or vm for sessions"));
         }
@@ -176,7 +176,7 @@ impl Sessions {
             Error::new(ErrorKind::ResourceExhausted, "open a session", format!("all {max} sessions are in use"))
                 .with_remedy("close one, or raise max_open in the table [sessions] of the configuration")
         })?;
-        let version = self.executor.0.versions.ask(place, &**sandbox, language, known).await?;
+        let version = self.executor.0.versions.ask(profile, &**sandbox, language, known).await?;
         if let (Results::TypeScript, Some(version)) = (known.results(), &version) {
             runtime::at_least(MIN_NODE_STRIPPING_TEXT, version, ("open a session", language, known))?;
         }
@@ -187,7 +187,7 @@ impl Sessions {
             id: random_id()?,
             language: language.to_owned(),
             executor: self.executor.clone(),
-            place: place.clone(),
+            profile: profile.clone(),
             sandbox: Arc::clone(sandbox),
             version: version.map(|version| version.to_string()),
             registry: Arc::downgrade(&self.registry),
@@ -270,8 +270,8 @@ impl CodeSession {
         check(&request)?;
         let turn = self.turn()?;
         request.language.clone_from(&self.language);
-        let (place, version) = (&self.place, self.version.as_deref());
-        let admitted = self.executor.admit(place, self.sandbox.spec(), request, version).await?;
+        let (profile, version) = (&self.profile, self.version.as_deref());
+        let admitted = self.executor.admit(profile, self.sandbox.spec(), request, version).await?;
         self.run(turn, admitted, &within(on_output)).await
     }
 
@@ -286,8 +286,8 @@ impl CodeSession {
         check(&request)?;
         let turn = self.turn()?;
         request.language.clone_from(&self.language);
-        let (place, version) = (&self.place, self.version.as_deref());
-        let admitted = self.executor.admit(place, self.sandbox.spec(), request, version).await?;
+        let (profile, version) = (&self.profile, self.version.as_deref());
+        let admitted = self.executor.admit(profile, self.sandbox.spec(), request, version).await?;
         self.run_head_tail(turn, admitted, keep, on_output).await
     }
 
@@ -346,8 +346,8 @@ impl CodeSession {
     ) -> Result<(CodeResult, [HeadTail; 2])> {
         let collector = HeadTailCollector::new(keep);
         let shown = within(on_output);
-        let on_session = |event: &OutputEvent, kept: usize| {
-            shown(event, kept);
+        let on_session = |event: &OutputEvent, length: usize| {
+            shown(event, length);
             collector.take(event);
         };
         let result = self.run(turn, admitted, &on_session).await?;
@@ -361,7 +361,7 @@ impl CodeSession {
         let config = &executor.0.config;
         let language = config.languages.by_name(&self.language)?;
         let channel = match request.results {
-            Want::Yes => Channel::choose(&self.place, sandbox.spec(), &executor.0.own_files)?,
+            Want::Yes => Channel::choose(&self.profile, sandbox.spec(), &executor.0.own_files)?,
             Want::No => None,
         };
         let before = match request.files {
@@ -407,7 +407,7 @@ impl CodeSession {
         }
         let own = (&*executor.0.own_files, channel.as_ref().and_then(Channel::path));
         let files = files::compare(sandbox, &config.bounds, before, request.contents, own).await;
-        let meta = executor::meta(&self.place, sandbox, language, self.version.clone(), timeout, max_output);
+        let meta = executor::meta(&self.profile, sandbox, language, self.version.clone(), timeout, max_output);
         let output = answer.output;
         let (exit, stdout, stderr) = exit(answer);
         let result = CodeResult {
@@ -500,11 +500,11 @@ impl CodeSession {
 
 /// Returns a callback that passes on only the output that the result keeps.
 fn within(on_output: OnOutput<'_>) -> impl Fn(&OutputEvent, usize) + Send + Sync {
-    move |event, kept| {
+    move |event, length| {
         if let OutputEvent::Chunk(chunk) = event
-            && kept > 0
+            && length > 0
         {
-            on_output(&Chunk { stream: chunk.stream, data: chunk.data.slice(..kept) });
+            on_output(&Chunk { stream: chunk.stream, data: chunk.data.slice(..length) });
         }
     }
 }
@@ -523,12 +523,12 @@ fn closed(id: &str, why: &str) -> Error {
 
 /// Rejects settings that a running interpreter cannot receive.
 pub(crate) fn check(request: &CodeRequest) -> Result<()> {
-    let given = !request.args.is_empty()
+    let has_options = !request.args.is_empty()
         || !request.env.is_empty()
         || !request.secrets.is_empty()
         || !request.stdin.is_empty()
         || !request.working_dir.is_workspace();
-    if given {
+    if has_options {
         let message =
             "a call of a session cannot have its own arguments, environment, secrets, input or working directory";
         return Err(

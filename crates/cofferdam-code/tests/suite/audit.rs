@@ -134,7 +134,7 @@ async fn unmeasured_values_are_null_in_the_audit_log() {
     assert!(!world.try_run(blind).await.expect("it runs").files.complete, "the workspace was not scanned");
     world.run("python", "print('abc')").await;
     let sessions = Sessions::new(world.executor.clone());
-    let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
+    let session = sessions.open(&world.profile, &world.sandbox, "python").await.expect("a session");
     session.call(CodeRequest::new("", "print('abc')")).await.expect("a result");
     sessions.shutdown().await;
     let ends = ends(&log);
@@ -170,7 +170,7 @@ fn a_line_ends_though_the_runtime_does() {
                 on_screened: &|_| {},
             };
             tokio::select! {
-                started = world.executor.start_in(&world.place, world.sandbox.spec(), job, pending::<()>(), create) => {
+                started = world.executor.start_in(&world.profile, world.sandbox.spec(), job, pending::<()>(), create) => {
                     panic!("no sandbox is created: {started:?}")
                 }
                 begun = begun => begun.expect("it may begin"),

@@ -50,7 +50,7 @@ async fn the_sandbox_of_the_context_comes_first() {
     let (tool, world) = (tool(), World::new().await);
     world.sandbox.clone().write_bytes(&"mark".to_owned().try_into().expect("a path"), "here").await.expect("written");
     let sandbox: Arc<dyn Sandbox> = Arc::clone(&world.sandbox);
-    assert_eq!(tool.call(Some((&world.place, &sandbox)), "cat mark", None).await, "here");
+    assert_eq!(tool.call(Some((&world.profile, &sandbox)), "cat mark", None).await, "here");
     assert!(tool.call(None, "cat mark", None).await.contains("No such file"));
 }
 
@@ -58,7 +58,7 @@ async fn the_sandbox_of_the_context_comes_first() {
 async fn each_sandbox_has_a_directory_of_its_own() {
     let (tool, one, two) = (tool(), World::new().await, World::new().await);
     let sandboxes: [Arc<dyn Sandbox>; 2] = [Arc::clone(&one.sandbox), Arc::clone(&two.sandbox)];
-    let [first, second] = [(&one.place, &sandboxes[0]), (&two.place, &sandboxes[1])];
+    let [first, second] = [(&one.profile, &sandboxes[0]), (&two.profile, &sandboxes[1])];
     assert_eq!(tool.call(Some(first), "mkdir a; cd a", None).await, "[no output]");
     assert_eq!(tool.call(Some(second), "mkdir -p a; pwd", None).await, "/workspace");
     assert_eq!(tool.call(Some(first), "pwd", None).await, "/workspace/a");

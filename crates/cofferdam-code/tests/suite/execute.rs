@@ -297,6 +297,6 @@ async fn timeout_input_and_options_are_respected() {
     let seen = parking_lot::Mutex::new(Vec::new());
     let keep = |chunk: &cofferdam_contract::Chunk| seen.lock().extend_from_slice(&chunk.data);
     let request = CodeRequest::new("sh", "echo live");
-    world.executor.execute_live(&world.place, &*world.sandbox, request, &keep).await.expect("it runs");
+    world.executor.execute_live(&world.profile, &*world.sandbox, request, &keep).await.expect("it runs");
     assert_eq!(seen.into_inner(), b"live\n");
 }

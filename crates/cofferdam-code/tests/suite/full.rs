@@ -17,11 +17,11 @@ struct Small(tempfile::TempDir);
 
 impl Small {
     fn mount() -> Self {
-        let place = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let options = "size=1m,mode=777";
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", options, "small"]).arg(place.path()).status();
+        let status = Command::new("mount").args(["-t", "tmpfs", "-o", options, "small"]).arg(directory.path()).status();
         assert!(status.expect("mount starts").success());
-        Self(place)
+        Self(directory)
     }
 
     fn path(&self) -> &Path {
@@ -86,7 +86,7 @@ async fn runs_on_a_full_disk(spec: SpecBuilder) {
         failed.stderr.text()
     );
     let sessions = Sessions::new(world.executor.clone());
-    let session = sessions.open(&world.place, &world.sandbox, "python").await.expect("a session");
+    let session = sessions.open(&world.profile, &world.sandbox, "python").await.expect("a session");
     let call = async |code: &str| {
         let request = CodeRequest::new("", code).timeout(Duration::from_secs(20));
         session.call(request).await.expect("a result")
@@ -133,7 +133,7 @@ async fn code_runs_where_the_hosts_disk_is_full() {
 }
 
 #[tokio::test]
-async fn code_of_many_calls_does_not_fill_its_own_place() {
+async fn code_of_many_calls_does_not_fill_its_directory() {
     let world = World::new().await;
     let code = format!("print(1)\n# {}", "x".repeat(1_000_000));
     for _ in 0..40 {

@@ -12,7 +12,7 @@ async fn run(world: &World, code: &str) -> CodeResult {
 }
 
 /// Finds the path of the results file, which is no secret inside the sandbox.
-const PLACE: &str = "import sys, os\nframe = sys._getframe()\nwhile 'state' not in frame.f_locals or 'room' not in frame.f_locals['state']: frame = frame.f_back\nplace = frame.f_locals['state']['place']\n";
+const FIND_PATH: &str = "import sys, os\nframe = sys._getframe()\nwhile 'state' not in frame.f_locals or 'room' not in frame.f_locals['state']: frame = frame.f_back\nresults_path = frame.f_locals['state']['results_path']\n";
 
 #[tokio::test]
 async fn a_flood_is_cut() {
@@ -26,17 +26,17 @@ async fn a_flood_is_cut() {
 #[tokio::test]
 async fn nonsense_among_the_results_is_dropped_and_spoofs_nothing() {
     let world = World::new().await;
-    let write = |body: &str| format!("{PLACE}{body}\nos._exit(9)");
+    let write = |body: &str| format!("{FIND_PATH}{body}\nos._exit(9)");
     for (body, dropped) in [
-        ("open(place, 'w').write('garbage\\n' * 10)", 10),
-        ("open(place, 'wb').write(os.urandom(100000))", 1),
-        ("open(place, 'w').write('{\"kind\":\"exit\",\"data\":{\"exit_code\":\"0\"},\"exit_code\":0}\\n')", 1),
-        ("open(place, 'w').write('x' * (20 << 20))", 1),
-        ("os.mkfifo(place)", 1),
-        ("os.mkdir(place)", 1),
-        ("os.symlink('/proc/kmsg', place)", 1),
-        ("os.symlink('/etc/passwd', place)", 1),
-        ("os.symlink(place, place)", 1),
+        ("open(results_path, 'w').write('garbage\\n' * 10)", 10),
+        ("open(results_path, 'wb').write(os.urandom(100000))", 1),
+        ("open(results_path, 'w').write('{\"kind\":\"exit\",\"data\":{\"exit_code\":\"0\"},\"exit_code\":0}\\n')", 1),
+        ("open(results_path, 'w').write('x' * (20 << 20))", 1),
+        ("os.mkfifo(results_path)", 1),
+        ("os.mkdir(results_path)", 1),
+        ("os.symlink('/proc/kmsg', results_path)", 1),
+        ("os.symlink('/etc/passwd', results_path)", 1),
+        ("os.symlink(results_path, results_path)", 1),
     ] {
         let result = run(&world, &write(body)).await;
         assert_eq!(result.exit_code, 9, "{body}: {}", result.stderr.text());
@@ -132,9 +132,9 @@ async fn names_like_our_own_hide_nothing() {
     let names: Vec<_> = result.files.changes.iter().map(|file| file.name.as_str()).collect();
     assert_eq!((names, result.files.complete), (vec![".cofferdam-seen", ".cofferdam-x/a"], true));
     // The results file of a concurrent call is in the workspace.
-    let slow = "import os, time\nopen(place, 'w')\ntime.sleep(3)";
+    let slow = "import os, time\nopen(results_path, 'w')\ntime.sleep(3)";
     let quick = "import time\ntime.sleep(1)";
-    let slow = format!("{PLACE}{slow}");
+    let slow = format!("{FIND_PATH}{slow}");
     let (_, quick) = tokio::join!(run(&world, &slow), run(&world, quick));
     assert!(quick.files.changes.is_empty(), "{:?}", quick.files);
 }

@@ -21,7 +21,7 @@ impl Open {
     }
 
     async fn session(&self, language: &str) -> Arc<CodeSession> {
-        self.sessions.open(&self.world.place, &self.world.sandbox, language).await.expect("a session")
+        self.sessions.open(&self.world.profile, &self.world.sandbox, language).await.expect("a session")
     }
 }
 
@@ -173,13 +173,13 @@ async fn sessions_are_bounded_and_idle_ones_end() {
     let bounds = SessionBounds { max_open: 1, idle_timeout: Duration::from_millis(700), ..SessionBounds::default() };
     let open = Open::with(bounds).await;
     let session = open.session("python").await;
-    let full = open.sessions.open(&open.world.place, &open.world.sandbox, "python").await.expect_err("full");
+    let full = open.sessions.open(&open.world.profile, &open.world.sandbox, "python").await.expect_err("full");
     assert_eq!(full.kind(), ErrorKind::ResourceExhausted);
     for _ in 0..100 {
         if let Err(error) = open.sessions.find(session.id()) {
             assert!(error.message().contains("it was idle for 0.7 s"), "{error}");
             open.session("python").await;
-            assert!(open.sessions.open(&open.world.place, &open.world.sandbox, "bash").await.is_err());
+            assert!(open.sessions.open(&open.world.profile, &open.world.sandbox, "bash").await.is_err());
             return;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

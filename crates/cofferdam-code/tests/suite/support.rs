@@ -21,7 +21,7 @@ pub fn backend() -> Arc<ProcessBackend> {
 
 /// A sandbox and an executor.
 pub struct World {
-    pub place: BackendProfile,
+    pub profile: BackendProfile,
     pub sandbox: Arc<dyn Sandbox>,
     pub executor: Executor,
     _backend: Arc<ProcessBackend>,
@@ -36,11 +36,11 @@ impl World {
         let backend = backend();
         let sandbox = backend.create(spec.build().expect("valid")).await.expect("a sandbox");
         let executor = Executor::new(config).expect("an executor");
-        Self { place: BackendProfile::of(&*backend), sandbox, executor, _backend: backend }
+        Self { profile: BackendProfile::of(&*backend), sandbox, executor, _backend: backend }
     }
 
     pub async fn try_run(&self, request: CodeRequest) -> Result<CodeResult> {
-        self.executor.execute(&self.place, &*self.sandbox, request).await
+        self.executor.execute(&self.profile, &*self.sandbox, request).await
     }
 
     pub async fn run(&self, language: &str, code: &str) -> CodeResult {

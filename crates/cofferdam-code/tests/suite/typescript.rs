@@ -116,8 +116,8 @@ async fn errors_name_the_lines_of_the_code() {
             let result = world.run("typescript", code).await;
             let stderr = result.stderr.text();
             assert_eq!((result.exit_code, result.stdout.text().as_ref()), (1, ""), "nothing ran: {root:?} {stderr}");
-            let place = if is_oldest(root) { "[2:" } else { "main.ts:2" };
-            assert!(stderr.contains(what) && stderr.contains(place), "{root:?} {code}: {stderr}");
+            let location = if is_oldest(root) { "[2:" } else { "main.ts:2" };
+            assert!(stderr.contains(what) && stderr.contains(location), "{root:?} {code}: {stderr}");
         }
     }
 }
@@ -147,7 +147,7 @@ async fn sessions_take_types_away_where_node_can() {
     for root in &roots {
         let world = world(root, CodeConfig::default()).await;
         let sessions = Sessions::new(world.executor.clone());
-        let opened = sessions.open(&world.place, &world.sandbox, "typescript").await;
+        let opened = sessions.open(&world.profile, &world.sandbox, "typescript").await;
         if is_oldest(root) {
             let error = opened.expect_err("refused");
             assert_eq!(error.kind(), ErrorKind::Unavailable);

@@ -208,15 +208,15 @@ fn empty_disk(size: u64) -> Outcome<(TempDir, PathBuf)> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().canonicalize()?.join("disk");
     std::fs::File::create_new(&path)?.set_len(size)?;
-    let made = ["mkfs.ext4", "/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().find_map(|program| {
+    let formatted = ["mkfs.ext4", "/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().find_map(|program| {
         let mut command = std::process::Command::new(program);
         command.args(["-q", "-F", "-m", "0", "-E", "root_owner=1000:1000"]).arg(&path);
         command.output().ok()
     });
-    match made {
+    match formatted {
         None => Err(Stop::skip("no mkfs.ext4 (package e2fsprogs) to create a disk with")),
-        Some(made) if made.status.success() => Ok((directory, path)),
-        Some(made) => Err(Stop::fail(format!("mkfs.ext4: {}", text(&made.stderr)))),
+        Some(formatted) if formatted.status.success() => Ok((directory, path)),
+        Some(formatted) => Err(Stop::fail(format!("mkfs.ext4: {}", text(&formatted.stderr)))),
     }
 }
 

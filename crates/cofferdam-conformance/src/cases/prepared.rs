@@ -164,8 +164,8 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
 
 pub(super) async fn invalid_specs_are_refused(cx: Context) -> Verdict {
     let bad: Spec = serde_json::from_str(r#"{"limits":{"memory":1}}"#).map_err(std::io::Error::other)?;
-    let made = cx.backend().prepare(bad.clone()).await;
-    expect_error(made, &[ErrorKind::InvalidInput], "preparing a sandbox for an invalid template")?;
+    let prepared = cx.backend().prepare(bad.clone()).await;
+    expect_error(prepared, &[ErrorKind::InvalidInput], "preparing a sandbox for an invalid template")?;
     let claimed = prepare(&cx, &cx.spec().build()?).await?.claim(bad).await.map(|sandbox| cx.keep(sandbox));
     check!(claimed.is_err(), "an invalid spec was claimed");
     Ok(())

@@ -72,8 +72,8 @@ pub(super) async fn host_directory(cx: Context) -> Verdict {
 #[cfg(unix)]
 fn same_owner(directory: &TempDir, name: &str) -> Verdict {
     use std::os::unix::fs::MetadataExt;
-    let (above, made) = (std::fs::metadata(directory.path())?, std::fs::metadata(directory.path().join(name))?);
-    check_eq!((made.uid(), made.gid()), (above.uid(), above.gid()), format!("the owner of {name}"));
+    let (above, created) = (std::fs::metadata(directory.path())?, std::fs::metadata(directory.path().join(name))?);
+    check_eq!((created.uid(), created.gid()), (above.uid(), above.gid()), format!("the owner of {name}"));
     Ok(())
 }
 

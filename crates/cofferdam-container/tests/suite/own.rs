@@ -14,30 +14,30 @@ use crate::support::{self, TestEngine};
 
 /// The script of process 1 of its pid namespace. It restarts the engine on request, and ends with the test.
 const PROCESS_ONE: &str = r#"
-place=$1 size=$2 kind=$3
+directory=$1 size=$2 kind=$3
 mount --make-rprivate / && ip link set lo up || exit 1
-mount -t tmpfs tmpfs /run && mkdir -p "$place/data" && mount -t tmpfs -o size="$size" tmpfs "$place/data" || exit 1
+mount -t tmpfs tmpfs /run && mkdir -p "$directory/data" && mount -t tmpfs -o size="$size" tmpfs "$directory/data" || exit 1
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 while :; do
-  rm -f "$place/engine.sock" "$place/engine.pid"
+  rm -f "$directory/engine.sock" "$directory/engine.pid"
   if [ "$kind" != docker ]; then
-    cd "$place/data" && podman --runtime "$kind" --cgroup-manager=cgroupfs --events-backend=file --log-level=warn --root "$place/data/root" \
-      --runroot "$place/data/run" --tmpdir "$place/data/tmp" system service --time=0 "unix://$place/engine.sock" \
-      >>"$place/log" 2>&1
+    cd "$directory/data" && podman --runtime "$kind" --cgroup-manager=cgroupfs --events-backend=file --log-level=warn --root "$directory/data/root" \
+      --runroot "$directory/data/run" --tmpdir "$directory/data/tmp" system service --time=0 "unix://$directory/engine.sock" \
+      >>"$directory/log" 2>&1
   else
-  dockerd --host "unix://$place/engine.sock" --data-root "$place/data" --exec-root "$place/exec" \
-    --pidfile "$place/engine.pid" --bridge=none --iptables=false --ip6tables=false --ip-forward=false \
-    --ip-masq=false --log-level=warn --cgroup-parent=/cofferdam-test-own >>"$place/log" 2>&1
+  dockerd --host "unix://$directory/engine.sock" --data-root "$directory/data" --exec-root "$directory/exec" \
+    --pidfile "$directory/engine.pid" --bridge=none --iptables=false --ip6tables=false --ip-forward=false \
+    --ip-masq=false --log-level=warn --cgroup-parent=/cofferdam-test-own >>"$directory/log" 2>&1
   fi
-  while [ ! -e "$place/again" ]; do sleep 0.1; done
-  rm -f "$place/again"
+  while [ ! -e "$directory/again" ]; do sleep 0.1; done
+  rm -f "$directory/again"
 done
 "#;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct OwnEngine {
     pub engine: TestEngine,
-    place: TempDir,
+    directory: TempDir,
     child: Child,
 }
 
@@ -66,18 +66,18 @@ impl OwnEngine {
             return None;
         }
         // A short path, since that of a socket must be short.
-        let place = tempfile::Builder::new().prefix("cofferdam-own-").tempdir_in("/var/tmp").unwrap();
+        let directory = tempfile::Builder::new().prefix("cofferdam-own-").tempdir_in("/var/tmp").unwrap();
         let child = Command::new("unshare")
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"])
             .args(["sh", "-c", PROCESS_ONE, "sh"])
-            .arg(place.path())
+            .arg(directory.path())
             .arg(size)
             .arg(kind)
             .stdin(Stdio::null())
             .spawn()
             .expect("unshare starts");
-        let engine = TestEngine { name: program, socket: place.path().join("engine.sock"), runtime: None };
-        let own = Self { engine, place, child };
+        let engine = TestEngine { name: program, socket: directory.path().join("engine.sock"), runtime: None };
+        let own = Self { engine, directory, child };
         own.wait().await;
         own.copy_image(&donor).await;
         Some(own)
@@ -100,7 +100,7 @@ impl OwnEngine {
     }
 
     fn log(&self) -> PathBuf {
-        self.place.path().join("log")
+        self.directory.path().join("log")
     }
 
     /// Returns the directory of its images and containers, as visible to the test.
@@ -108,7 +108,7 @@ impl OwnEngine {
         Path::new("/proc")
             .join(self.process_one().to_string())
             .join("root")
-            .join(self.place.path().join("data").strip_prefix("/").unwrap())
+            .join(self.directory.path().join("data").strip_prefix("/").unwrap())
     }
 
     fn process_one(&self) -> u32 {
@@ -130,7 +130,7 @@ impl OwnEngine {
 
     /// Restarts the engine after a kill.
     pub(crate) async fn start_again(&self) {
-        std::fs::write(self.place.path().join("again"), "").unwrap();
+        std::fs::write(self.directory.path().join("again"), "").unwrap();
         self.wait().await;
     }
 

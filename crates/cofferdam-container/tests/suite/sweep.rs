@@ -67,10 +67,10 @@ async fn only_containers_of_dead_owners_are_removed() {
 
         let docker = engine.negotiated().await;
         for (id, what, goes) in ids {
-            let there = docker.inspect_container(&id, None).await.is_ok();
+            let exists = docker.inspect_container(&id, None).await.is_ok();
             let options = RemoveContainerOptionsBuilder::default().force(true).build();
             let _ = docker.remove_container(&id, Some(options)).await;
-            assert_eq!(there, !goes, "{}: {what}", engine.name);
+            assert_eq!(exists, !goes, "{}: {what}", engine.name);
         }
     }
 }

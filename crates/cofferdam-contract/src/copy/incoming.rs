@@ -28,7 +28,7 @@ pub(crate) async fn copy_in<S: Sandbox + ?Sized>(
     let mut closed = Vec::new();
     while let Some(entry) = archive.next().await? {
         let size = if let TarKind::File(size) = entry.kind { size } else { 0 };
-        let path = match place(destination, &entry) {
+        let path = match sandbox_path(destination, &entry) {
             Ok(path) => path,
             Err(reason) => {
                 report.skip(&String::from_utf8_lossy(&entry.path), reason);
@@ -74,7 +74,7 @@ pub(crate) async fn copy_in<S: Sandbox + ?Sized>(
 }
 
 /// Returns the path of an entry in the workspace.
-fn place(destination: &SandboxPath, entry: &TarEntry) -> Result<SandboxPath, CopySkipped> {
+fn sandbox_path(destination: &SandboxPath, entry: &TarEntry) -> Result<SandboxPath, CopySkipped> {
     match entry.kind {
         TarKind::Link(_) => return Err(CopySkipped::HardLink),
         TarKind::Other => return Err(CopySkipped::NotAFile),

@@ -92,7 +92,7 @@ impl<S: Sandbox + ?Sized> Outgoing<'_, S> {
             if !is_directory && matches!(selected, Selected::Partly(_)) {
                 continue;
             }
-            let Some(place) = self.place(&path, &entry, levels.len()) else { continue };
+            let Some(sandbox_path) = self.sandbox_path(&path, &entry, levels.len()) else { continue };
             if let Selected::Whole = selected {
                 self.open(&mut levels).await?;
             }
@@ -104,12 +104,12 @@ impl<S: Sandbox + ?Sized> Outgoing<'_, S> {
                         Selected::Whole => self.add(&own, 0).await.map(|()| None)?,
                         Selected::Partly(_) => Some(own),
                     };
-                    match self.list(&place).await {
+                    match self.list(&sandbox_path).await {
                         Ok(left) => levels.push(Level { path, own, left, selected }),
                         Err(error) => self.unreadable(&path, error)?,
                     }
                 }
-                EntryKind::File => self.file(&path, &place, &entry).await?,
+                EntryKind::File => self.file(&path, &sandbox_path, &entry).await?,
                 EntryKind::Symlink => self.symlink(&path, &entry).await?,
                 EntryKind::Other => self.report.skip(&path, CopySkipped::NotAFile),
             }
@@ -136,7 +136,7 @@ impl<S: Sandbox + ?Sized> Outgoing<'_, S> {
     }
 
     /// Returns the path of an entry in the workspace, unless it has to be skipped.
-    fn place(&mut self, path: &str, entry: &DirEntry, depth: usize) -> Option<SandboxPath> {
+    fn sandbox_path(&mut self, path: &str, entry: &DirEntry, depth: usize) -> Option<SandboxPath> {
         let reason = if entry.name.starts_with(RESERVED) {
             CopySkipped::Reserved
         } else if entry.name.contains('/') || matches!(entry.name.as_str(), "" | "." | "..") {
@@ -148,7 +148,7 @@ impl<S: Sandbox + ?Sized> Outgoing<'_, S> {
             CopySkipped::TooDeep
         } else {
             match self.wanted.from.join(path) {
-                Ok(place) => return Some(place),
+                Ok(sandbox_path) => return Some(sandbox_path),
                 Err(_) => CopySkipped::TooDeep,
             }
         };
@@ -189,8 +189,8 @@ impl<S: Sandbox + ?Sized> Outgoing<'_, S> {
         self.tar.entry(entry).await
     }
 
-    async fn file(&mut self, path: &str, place: &SandboxPath, entry: &DirEntry) -> Result<()> {
-        let reader = match self.sandbox.read_file(place).await {
+    async fn file(&mut self, path: &str, sandbox_path: &SandboxPath, entry: &DirEntry) -> Result<()> {
+        let reader = match self.sandbox.read_file(sandbox_path).await {
             Ok(reader) => reader,
             Err(error) => return self.unreadable(path, error),
         };

@@ -388,12 +388,12 @@ mod tests {
                 gone.into_iter().rev().map(WatchChange::Removed).collect()
             }
             (4, Some(directory)) if one != other && !other.is_beneath(one) && has_parent(tree, other) => {
-                let fits = match tree.get(other) {
+                let is_allowed = match tree.get(other) {
                     None => true,
                     Some(false) => !directory,
                     Some(true) => directory && !tree.keys().any(|path| path.is_beneath(other)),
                 };
-                if !fits {
+                if !is_allowed {
                     return Vec::new();
                 }
                 let moved: Vec<_> = tree.keys().filter(|path| *path == one || path.is_beneath(one)).cloned().collect();

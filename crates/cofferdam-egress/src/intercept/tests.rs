@@ -35,7 +35,7 @@ impl World {
             name: "TOKEN".to_owned(),
             from: format!("command:echo {VALUE}"),
             hosts: vec!["api.example:443".to_owned()],
-            place: SecretPlace::default(),
+            location: SecretPlace::default(),
             max_uses: Some(8),
         };
         Self {

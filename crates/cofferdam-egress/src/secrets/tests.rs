@@ -5,12 +5,12 @@ use super::*;
 
 const VALUE: &str = "s3cr3t/value+x";
 
-fn secret(place: SecretPlace) -> NetworkSecret {
+fn secret(location: SecretPlace) -> NetworkSecret {
     NetworkSecret {
         name: "TOKEN".to_owned(),
         from: format!("command:echo {VALUE}"),
         hosts: vec!["api.example:443".to_owned(), "*.api.example".to_owned()],
-        place,
+        location,
         max_uses: None,
     }
 }
@@ -19,8 +19,8 @@ fn header(name: &str) -> SecretPlace {
     SecretPlace::Header(name.to_owned())
 }
 
-fn read(place: SecretPlace) -> (Secrets, String) {
-    let secrets = Secrets::read(&[secret(place)]).unwrap();
+fn read(location: SecretPlace) -> (Secrets, String) {
+    let secrets = Secrets::read(&[secret(location)]).unwrap();
     let placeholder = secrets.variables().next().unwrap().1.to_owned();
     (secrets, placeholder)
 }

@@ -39,8 +39,8 @@ impl ClaimedInterpreter {
 
 /// Returns the posture with the wall time of the request instead of the template's. The supervisor enforces this timer,
 /// not the backend.
-fn posture(measured: &Posture, template: &Spec, asked: &Spec) -> Posture {
-    let time = asked.limits().wall_time;
+fn posture(measured: &Posture, template: &Spec, requested: &Spec) -> Posture {
+    let time = requested.limits().wall_time;
     if time == template.limits().wall_time {
         return measured.clone();
     }

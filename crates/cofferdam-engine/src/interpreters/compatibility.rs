@@ -15,10 +15,10 @@ pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
     spec.to_builder().limits(limits).build()
 }
 
-/// Returns true if an interpreter created for `template` can serve a request with `asked`. Returns false when in doubt.
-pub(super) fn is_compatible(template: &Spec, asked: &Spec) -> bool {
+/// Returns true if an interpreter created for `template` can serve a request with `requested`. Returns false when in doubt.
+pub(super) fn is_compatible(template: &Spec, requested: &Spec) -> bool {
     let SpecParts { workspace, root, mounts, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        asked.parts();
+        requested.parts();
     // Names: the caller that takes the interpreter reports them with its result.
     let (_, _) = (tenant, labels);
     workspace == template.workspace()
@@ -32,8 +32,8 @@ pub(super) fn is_compatible(template: &Spec, asked: &Spec) -> bool {
         && limits_are_compatible(template.limits(), limits)
 }
 
-fn limits_are_compatible(template: &Limits, asked: &Limits) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
+fn limits_are_compatible(template: &Limits, requested: &Limits) -> bool {
+    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = requested;
     // Passed with the request.
     let _ = wall_time;
     *cpu_time == template.cpu_time

@@ -5,7 +5,7 @@
 //!                                       '--too old, dead, shut down--> closed
 //! ```
 //!
-//! The modules `fits` (compatibility of a request) and `slots` (time of the next refill) are pure. If no interpreter is
+//! The modules `compatibility` (of a request) and `slots` (time of the next refill) are pure. If no interpreter is
 //! compatible, the result is `None` and the caller performs a cold start. An interpreter serves one request only.
 
 mod claimed;
@@ -47,7 +47,8 @@ pub struct InterpreterMetrics {
     /// Number of requests that found no idle interpreter of the right kind.
     pub missed: u64,
     /// Number of interpreters created.
-    pub made: u64,
+    #[serde(rename = "made")]
+    pub created: u64,
     /// Number of failed creations.
     pub failures: u64,
     /// The error of the last creation; `None` if it succeeded.

@@ -23,7 +23,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         tokio::select! {
             () = shared.changed.notified() => {}
             () = sleep_until(again) => {}
-            Some(made) = making.join_next_with_id() => enter(&shared, &mut kinds, made),
+            Some(created) = making.join_next_with_id() => enter(&shared, &mut kinds, created),
         }
     }
     making.shutdown().await;
@@ -70,9 +70,9 @@ async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WarmInte
     })
 }
 
-fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Prepared) {
-    let (id, made) = match made {
-        Ok(made) => made,
+fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, created: Prepared) {
+    let (id, created) = match created {
+        Ok(created) => created,
         Err(panicked) => {
             let error = Error::new(ErrorKind::Internal, "warm", "the task that prepares an interpreter panicked");
             (panicked.id(), Err(error.with_source(panicked)))
@@ -82,9 +82,9 @@ fn enter(shared: &Arc<Shared>, kinds: &mut HashMap<Id, usize>, made: Prepared) {
     let now = shared.now();
     let mut all = shared.lock();
     let kind = &mut all[number];
-    let unused = match made {
+    let unused = match created {
         Ok(waiting) => {
-            kind.tally.made += 1;
+            kind.tally.created += 1;
             kind.tally.last_error = None;
             kind.slots.filled(waiting, now)
         }

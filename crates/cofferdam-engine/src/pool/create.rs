@@ -31,7 +31,7 @@ impl Operation {
     }
 }
 
-/// The resource that the ledger granted.
+/// The slot or sandbox that was granted.
 #[derive(Debug)]
 pub(super) enum Grant {
     /// An idle prepared sandbox.

@@ -7,16 +7,16 @@
 //!              '--queue full, timeout, shut down, failed--> error
 //! ```
 //!
-//! `ledger` makes the decisions and is pure; this module carries them out. No sandbox is reused: it is destroyed after
+//! `slots` decides and is pure; this module carries them out. No sandbox is reused: it is destroyed after
 //! its lease. The backend is responsible for the isolation boundary, and for claims that are as strong as creates.
 
 pub(crate) mod backoff;
 mod create;
 mod lease;
-mod ledger;
 mod queue;
 mod refiller;
 mod shared;
+mod slots;
 
 use std::sync::Arc;
 use std::time::Duration;

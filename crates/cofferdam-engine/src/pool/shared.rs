@@ -1,4 +1,4 @@
-//! The state shared by a pool, its leases and its tasks: the ledger behind a lock, and the execution of its decisions.
+//! The state shared by a pool, its leases and its tasks: the slots behind a lock, and the execution of their decisions.
 //!
 //! The lock is never held across an await, nor while a backend's object is dropped or awaited. Under the lock only
 //! backend calls run that the contract defines as cheap: compatibility with a spec, and liveness of a sandbox.
@@ -17,8 +17,8 @@ use tokio::time::{Instant, timeout};
 
 use super::create::{Grant, Operation, create};
 use super::lease::Lease;
-use super::ledger::{Ledger, Next, SlotState};
 use super::queue::{Full, Ticket};
+use super::slots::{Next, SlotState, Slots};
 use crate::{ClaimKind, PoolConfig, PoolMetrics, error};
 
 /// A caller that is waiting for a sandbox.
@@ -38,8 +38,8 @@ impl Waiter {
 
 /// The state guarded by the lock.
 pub(super) struct State {
-    pub(super) ledger: Ledger<Box<dyn PreparedSandbox>, Waiter>,
-    /// The counters. The current numbers are filled in from the ledger.
+    pub(super) slots: Slots<Box<dyn PreparedSandbox>, Waiter>,
+    /// The counters. The current numbers are filled in from the slots.
     pub(super) tally: PoolMetrics,
     /// Leased sandboxes, by the number of their lease.
     leased: HashMap<u64, Arc<dyn Sandbox>>,
@@ -69,9 +69,9 @@ impl fmt::Debug for Shared {
 
 impl Shared {
     pub(super) fn new(backend: Arc<dyn Backend>, template: Spec, config: PoolConfig, runtime: Handle) -> Self {
-        let ledger = Ledger::new(config.clone());
+        let slots = Slots::new(config.clone());
         let state =
-            State { ledger, tally: PoolMetrics::default(), leased: HashMap::new(), next_lease: 1, all_ended: false };
+            State { slots, tally: PoolMetrics::default(), leased: HashMap::new(), next_lease: 1, all_ended: false };
         Self {
             backend,
             template,
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // The ledger changes only in complete steps, so that a panic elsewhere leaves it consistent.
+        // The slots change only in complete steps, so that a panic elsewhere leaves them consistent.
         self.state.lock()
     }
 
@@ -130,10 +130,10 @@ impl Shared {
 
     fn enter(&self, tenant: &TenantId, waiter: Waiter) -> Result<Ticket> {
         let mut state = self.lock();
-        if state.ledger.is_draining() {
+        if state.slots.is_draining() {
             return Err(error::shut_down());
         }
-        state.ledger.enter(tenant, waiter).map_err(|full| {
+        state.slots.enter(tenant, waiter).map_err(|full| {
             state.tally.refused += 1;
             refusal(full, tenant)
         })
@@ -144,13 +144,13 @@ impl Shared {
         loop {
             let next = {
                 let mut state = self.lock();
-                let dead = state.ledger.reap(|warm| warm.is_alive());
+                let dead = state.slots.reap(|warm| warm.is_alive());
                 state.tally.died += dead.len() as u64;
-                let next = state.ledger.next(|waiter, warm| waiter.is_compatible(&**warm));
+                let next = state.slots.next(|waiter, warm| waiter.is_compatible(&**warm));
                 match &next {
                     Some(Next::Evict(_)) => state.tally.evicted += 1,
                     Some(Next::Cold(waiter, ClaimKind::ColdEmpty)) if matches!(waiter.operation, Operation::Claim) => {
-                        state.ledger.found_empty();
+                        state.slots.found_empty();
                     }
                     _ => {}
                 }
@@ -191,7 +191,7 @@ impl Shared {
         let mut state = self.lock();
         state.tally.refill_failures += 1;
         state.tally.refill_error = Some(error.to_string());
-        state.ledger.fill_failed(now, fastrand::f64());
+        state.slots.fill_failed(now, fastrand::f64());
     }
 
     /// Registers a lease on a sandbox and returns its number.
@@ -250,7 +250,7 @@ impl Shared {
 
     /// Rejects all further claims, and closes idle sandboxes.
     pub(super) fn drain(self: &Arc<Self>) {
-        let (waiting, idle) = self.lock().ledger.drain();
+        let (waiting, idle) = self.lock().slots.drain();
         for waiter in waiting {
             // The receiver of a cancelled claim is gone and needs no answer.
             let _ = waiter.reply.send(Err(error::shut_down()));
@@ -260,7 +260,7 @@ impl Shared {
     }
 
     pub(super) fn used(&self) -> usize {
-        self.lock().ledger.used()
+        self.lock().slots.used()
     }
 
     /// Waits until every slot is free. Returns false after `limit`.
@@ -272,15 +272,15 @@ impl Shared {
 
     pub(super) fn metrics(&self) -> PoolMetrics {
         let state = self.lock();
-        let ledger = &state.ledger;
+        let slots = &state.slots;
         PoolMetrics {
-            warm: ledger.count(SlotState::Idle),
-            target: ledger.target(),
-            refilling: ledger.count(SlotState::Filling),
-            claimed: ledger.count(SlotState::Leased),
-            making: ledger.count(SlotState::Making) + ledger.count(SlotState::Filling),
-            closing: ledger.count(SlotState::Closing),
-            waiting: ledger.waiting(),
+            warm: slots.count(SlotState::Idle),
+            target: slots.target(),
+            refilling: slots.count(SlotState::Filling),
+            claimed: slots.count(SlotState::Leased),
+            making: slots.count(SlotState::Making) + slots.count(SlotState::Filling),
+            closing: slots.count(SlotState::Closing),
+            waiting: slots.waiting(),
             ..state.tally.clone()
         }
     }
@@ -302,7 +302,7 @@ struct QueueEntry<'a> {
 impl QueueEntry<'_> {
     /// Leaves the queue. Returns false if the claim was already served.
     fn give_up(&mut self) -> bool {
-        self.ticket.take().is_some_and(|ticket| self.shared.lock().ledger.leave(&ticket))
+        self.ticket.take().is_some_and(|ticket| self.shared.lock().slots.leave(&ticket))
     }
 }
 
@@ -321,7 +321,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Creates the guard of a slot that the ledger counts in this state.
+    /// Creates the guard of a slot that is counted in this state.
     pub(super) fn new(shared: &Arc<Shared>, state: SlotState) -> Self {
         shared.publish();
         Self { shared: Arc::clone(shared), state: Some(state) }
@@ -330,7 +330,7 @@ impl Slot {
     /// Moves the slot to another state.
     pub(super) fn shift(mut self, to: SlotState) -> Self {
         if let Some(state) = self.state.as_mut() {
-            self.shared.lock().ledger.shift(*state, to);
+            self.shared.lock().slots.shift(*state, to);
             *state = to;
         }
         self
@@ -355,7 +355,7 @@ impl Drop for Slot {
             None => return,
             // The backend panicked. An immediate retry would panic again and again.
             Some(SlotState::Filling) => self.shared.fill_failed(&error::task_lost("warm")),
-            Some(state) => self.shared.lock().ledger.shift(state, SlotState::Free),
+            Some(state) => self.shared.lock().slots.shift(state, SlotState::Free),
         }
         self.shared.settle();
     }

@@ -42,8 +42,8 @@ impl Agent {
     pub fn freeze(&mut self, on: bool) -> Res<()> {
         match (on, self.stopped_by) {
             (true, StoppedBy::Nothing) => {
-                let asked = self.partner.as_mut().map(|partner| partner.ask(&Request::Freeze { on }));
-                if asked == Some(Ok(())) {
+                let sent = self.partner.as_mut().map(|partner| partner.ask(&Request::Freeze { on }));
+                if sent == Some(Ok(())) {
                     self.stopped_by = StoppedBy::Group;
                 } else {
                     stop_by_signals()?;

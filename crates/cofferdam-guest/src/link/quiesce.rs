@@ -35,7 +35,7 @@ pub enum State {
     Draining,
     /// The agent was asked by a frame with this id; `wake` resumes the writer.
     Quiesced {
-        asked: u64,
+        request: u64,
         wake: Option<oneshot::Sender<Vec<u8>>>,
         silent: bool,
     },
@@ -50,7 +50,7 @@ impl State {
     /// Records the agent's last frame.
     pub fn set_silent(&mut self, id: u64) -> Result<(), &'static str> {
         match self {
-            Self::Quiesced { asked, silent, .. } if *asked == id => {
+            Self::Quiesced { request, silent, .. } if *request == id => {
                 *silent = true;
                 Ok(())
             }
@@ -155,23 +155,23 @@ impl Link {
         }
         let (call, answer) = Notifier::new();
         table.last += 1;
-        let asked = table.last;
-        table.slots.insert(asked, Slot::Call(call));
+        let request = table.last;
+        table.slots.insert(request, Slot::Call(call));
         let (wake, then) = oneshot::channel();
-        table.quiescing = State::Quiesced { asked, wake: Some(wake), silent: false };
+        table.quiescing = State::Quiesced { request, wake: Some(wake), silent: false };
         self.paused.send_modify(|pause| pause.quiesced = Some(Instant::now()));
-        let _ = self.out.send(Outgoing { then: Some(then), ..Outgoing::new(encode(asked, &Request::Quiesce)) });
+        let _ = self.out.send(Outgoing { then: Some(then), ..Outgoing::new(encode(request, &Request::Quiesce)) });
         Ok(Some(answer))
     }
 
     /// Asks the agent to resume, and the writer after that. Returns `None` if the guest is not quiesced.
     fn ask_to_release(&self) -> Option<oneshot::Receiver<Reply>> {
         let mut table = self.table();
-        let State::Quiesced { asked, wake, silent } = &mut table.quiescing else { return None };
-        let (asked, wake) = (*asked, wake.take()?);
+        let State::Quiesced { request, wake, silent } = &mut table.quiescing else { return None };
+        let (request, wake) = (*request, wake.take()?);
         *silent = false;
         // If the answer did not arrive, its receiver is gone.
-        table.slots.remove(&asked);
+        table.slots.remove(&request);
         let (call, answer) = Notifier::new();
         table.last += 1;
         let id = table.last;

@@ -21,7 +21,7 @@ const NAME: &str = "enclosure";
 /// A backend that creates enclosures.
 #[derive(Debug, Default)]
 pub struct EnclosureBackend {
-    made: AtomicU64,
+    created: AtomicU64,
 }
 
 struct EnclosureSandbox {
@@ -57,7 +57,7 @@ fn posture(spec: &Spec, evidence: &Evidence) -> Posture {
     };
     let limits = spec.limits();
     Posture::new(Protection::ALL.iter().map(|&protection| {
-        let asked = match protection {
+        let requested = match protection {
             Protection::Memory => limits.memory.is_some(),
             Protection::CpuTime => limits.cpu_time.is_some(),
             Protection::Cpus => limits.cpus.is_some(),
@@ -65,7 +65,7 @@ fn posture(spec: &Spec, evidence: &Evidence) -> Posture {
             Protection::Disk => limits.disk.is_some(),
             _ => true,
         };
-        let state = match (asked, measured(protection)) {
+        let state = match (requested, measured(protection)) {
             (false, _) => ProtectionState::NotAsked,
             (true, true) => ProtectionState::Enforced,
             (true, false) => ProtectionState::Absent,
@@ -93,7 +93,7 @@ impl EnclosureBackend {
         let (guest, evidence) = Guest::connect(reader, writer, settings, Instant::now() + LONG).await?;
         let posture = posture(&spec, &evidence);
         posture.require(spec.allow_weaker())?;
-        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let number = self.created.fetch_add(1, Ordering::Relaxed);
         let id = SandboxId::new(format!("{NAME}-{number}"));
         let enclosure = Mutex::new(Some(enclosure));
         Ok(Arc::new(EnclosureSandbox { id, spec, posture, guest, enclosure }))

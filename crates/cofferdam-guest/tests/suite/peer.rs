@@ -180,8 +180,8 @@ async fn invalid_answers_end_the_connection() {
         ("a connection cut short", Operation::Accept, Box::new(|id| frame(CONNECTED, id, &[1; 5]))),
         ("output of no program", Operation::Accept, Box::new(|id| frame(OUTPUT, id, b"\0x"))),
     ];
-    for (what, asked, answer) in cases {
-        let (result, guest) = result_of(asked, answer).await;
+    for (what, operation, answer) in cases {
+        let (result, guest) = result_of(operation, answer).await;
         let error = result.err().unwrap_or_else(|| panic!("{what} was accepted"));
         assert_eq!(error.kind(), ErrorKind::Closed, "{what}: {error}");
         assert!(!guest.is_alive(), "{what}");
@@ -485,8 +485,8 @@ proptest! {
                 // Closes the stream, so that the host does not wait.
                 Some(())
             });
-            let asked = tokio::time::timeout(LONG, ask(&guest, what)).await;
-            prop_assert!(asked.is_ok(), "the operation hangs");
+            let answer = tokio::time::timeout(LONG, ask(&guest, what)).await;
+            prop_assert!(answer.is_ok(), "the operation hangs");
             answering.abort();
             Ok(())
         })?;

@@ -11,7 +11,7 @@ use super::package::Package;
 use super::path::GuestPath;
 use super::progress::Progress;
 use super::reader::{self, Entry, Kind};
-use super::tree::{Origin, Placed, Tree};
+use super::tree::{Inserted, Origin, Tree};
 use super::{finish, skeleton};
 
 /// 1 January 2020: the time of everything that this crate creates, and the maximum time of package files.
@@ -106,28 +106,28 @@ impl<W: Write> Merger<W> {
 
     fn our_directory(&mut self, path: &str, mode: u32) -> Result<()> {
         let path = GuestPath::ours(path);
-        let placed = self.tree.directory(&path).map_err(|reason| bad_package(OURS, reason))?;
-        self.parents(&placed)?;
+        let inserted = self.tree.directory(&path).map_err(|reason| bad_package(OURS, reason))?;
+        self.parents(&inserted)?;
         self.header(&path, EntryType::Directory, Meta::ours(mode), None, 0)
     }
 
     fn our_link(&mut self, path: &str, target: &str) -> Result<()> {
         let path = GuestPath::ours(path);
-        let placed = self.tree.symlink(&path, target.as_bytes(), Origin::Ours);
-        self.parents(&placed.map_err(|reason| bad_package(OURS, reason))?)?;
+        let inserted = self.tree.symlink(&path, target.as_bytes(), Origin::Ours);
+        self.parents(&inserted.map_err(|reason| bad_package(OURS, reason))?)?;
         self.header(&path, EntryType::Symlink, Meta::ours(0o777), Some(target.as_bytes()), 0)
     }
 
     fn our_file(&mut self, path: &str, contents: &[u8]) -> Result<()> {
         let path = GuestPath::ours(path);
-        let placed = self.tree.file(&path, Origin::Ours).map_err(|reason| bad_package(OURS, reason))?;
-        self.parents(&placed)?;
+        let inserted = self.tree.file(&path, Origin::Ours).map_err(|reason| bad_package(OURS, reason))?;
+        self.parents(&inserted)?;
         self.header(&path, EntryType::Regular, Meta::ours(0o644), None, contents.len() as u64)?;
         self.data(OURS, contents.len() as u64, &mut &*contents)
     }
 
-    fn parents(&mut self, placed: &Placed) -> Result<()> {
-        let Placed::New(missing) = placed else { return Ok(()) };
+    fn parents(&mut self, inserted: &Inserted) -> Result<()> {
+        let Inserted::New(missing) = inserted else { return Ok(()) };
         missing.iter().try_for_each(|path| self.header(path, EntryType::Directory, Meta::ours(0o755), None, 0))
     }
 
@@ -141,17 +141,17 @@ impl<W: Write> Merger<W> {
         if !is_directory && skeleton::EMPTY.iter().any(|directory| path.is_within(directory)) {
             return Err(refuse(format!("{path} is in a directory where only directories are allowed")));
         }
-        let placed = match &kind {
+        let inserted = match &kind {
             Kind::Directory => self.tree.directory(&path),
             Kind::File => self.tree.file(&path, origin),
             Kind::Symlink(target) => self.tree.symlink(&path, target, origin),
             Kind::HardLink(to) => self.tree.hard_link(&path, to, origin),
         };
-        let placed = placed.map_err(refuse)?;
-        if placed == Placed::There {
+        let inserted = inserted.map_err(refuse)?;
+        if inserted == Inserted::Existing {
             return Ok(());
         }
-        self.parents(&placed)?;
+        self.parents(&inserted)?;
         // Drop setuid and setgid. Keep the sticky bit only where it has an effect.
         let mode = mode & if is_directory { 0o1777 } else { 0o777 };
         let meta = Meta { mode, uid, gid, mtime: mtime.min(EPOCH) };

@@ -60,21 +60,21 @@ pub fn resolve(recipe: &Recipe, cache: &Cache, progress: &mut dyn FnMut(Progress
 
 /// Returns all dependencies, with every optional package that is available.
 fn closure(apt: &Apt<'_>, lists: &Path, recipe: &Recipe, notes: &mut Vec<String>) -> Result<Vec<Package>> {
-    let mut asked = recipe.packages.clone();
-    asked.extend_from_slice(&recipe.optional);
-    match apt.closure(lists, &asked) {
+    let mut requested = recipe.packages.clone();
+    requested.extend_from_slice(&recipe.optional);
+    match apt.closure(lists, &requested) {
         Err(DebianError::Unresolvable { .. }) if !recipe.optional.is_empty() => {}
         other => return other,
     }
-    asked.truncate(recipe.packages.len());
-    let mut found = apt.closure(lists, &asked)?;
+    requested.truncate(recipe.packages.len());
+    let mut found = apt.closure(lists, &requested)?;
     for name in &recipe.optional {
-        asked.push(name.clone());
-        match apt.closure(lists, &asked) {
+        requested.push(name.clone());
+        match apt.closure(lists, &requested) {
             Ok(more) => found = more,
             Err(DebianError::Unresolvable { reason }) => {
                 notes.push(format!("{name} was left out: {reason}"));
-                asked.pop();
+                requested.pop();
             }
             Err(error) => return Err(error),
         }
@@ -214,8 +214,9 @@ impl Plan {
     ) -> Result<()> {
         let apt = Apt::new(lock, Some(architecture))?;
         let archives = apt.archives();
-        let (there, missing): (Vec<_>, Vec<_>) = self.packages.iter().zip(files).partition(|(_, file)| file.is_some());
-        for (package, _) in &there {
+        let (present, missing): (Vec<_>, Vec<_>) =
+            self.packages.iter().zip(files).partition(|(_, file)| file.is_some());
+        for (package, _) in &present {
             lock.link_into(package, &archives)?;
         }
         let mut fetched: Vec<&Package> = Vec::new();
@@ -259,8 +260,8 @@ fn sole(path: &Path) -> Result<File> {
     let busy = || io("lock", path)(std::io::Error::other("another process writes the same file; wait for it"));
     file.try_lock().map_err(|_| busy())?;
     let ours = file.metadata().map_err(io("inspect", path))?;
-    let there = fs::symlink_metadata(path).map_err(|_| busy())?;
-    if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) { Ok(file) } else { Err(busy()) }
+    let found = fs::symlink_metadata(path).map_err(|_| busy())?;
+    if (ours.dev(), ours.ino()) == (found.dev(), found.ino()) { Ok(file) } else { Err(busy()) }
 }
 
 /// Copies a package from this host into the cache, if its hash is right.

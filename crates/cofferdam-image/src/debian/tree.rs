@@ -22,11 +22,11 @@ enum Node {
 
 /// The action for an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Placed {
+pub(crate) enum Inserted {
     /// Write these missing directories first, then the entry.
     New(Vec<GuestPath>),
     /// The same entry exists already.
-    There,
+    Existing,
 }
 
 #[derive(Debug, Default)]
@@ -39,26 +39,26 @@ impl Tree {
         self.nodes.contains_key(&GuestPath::ours(path))
     }
 
-    pub(crate) fn directory(&mut self, path: &GuestPath) -> Result<Placed, String> {
+    pub(crate) fn directory(&mut self, path: &GuestPath) -> Result<Inserted, String> {
         match self.nodes.get(path) {
-            _ if path.is_root() => Ok(Placed::There),
+            _ if path.is_root() => Ok(Inserted::Existing),
             // If this crate created a link, as for `/var/run`, packages may still contain the empty directory.
-            Some(Node::Directory | Node::Symlink(_, Origin::Ours)) => Ok(Placed::There),
+            Some(Node::Directory | Node::Symlink(_, Origin::Ours)) => Ok(Inserted::Existing),
             Some(_) => Err(format!("its directory {path} is something else in another package")),
             None => self.insert(path, Node::Directory),
         }
     }
 
-    pub(crate) fn file(&mut self, path: &GuestPath, origin: Origin) -> Result<Placed, String> {
+    pub(crate) fn file(&mut self, path: &GuestPath, origin: Origin) -> Result<Inserted, String> {
         if path.is_root() || self.nodes.contains_key(path) {
             return Err(format!("{path} is there twice"));
         }
         self.insert(path, Node::File(origin))
     }
 
-    pub(crate) fn symlink(&mut self, path: &GuestPath, target: &[u8], origin: Origin) -> Result<Placed, String> {
+    pub(crate) fn symlink(&mut self, path: &GuestPath, target: &[u8], origin: Origin) -> Result<Inserted, String> {
         match self.nodes.get(path) {
-            Some(Node::Symlink(found, _)) if same_target(found, target) => Ok(Placed::There),
+            Some(Node::Symlink(found, _)) if same_target(found, target) => Ok(Inserted::Existing),
             Some(_) => Err(format!("{path} is there twice")),
             None if path.is_root() => Err("its root is a link".to_owned()),
             None if path.climbs_out(target) => {
@@ -69,14 +69,14 @@ impl Tree {
     }
 
     /// Adds another name for a file of the same package.
-    pub(crate) fn hard_link(&mut self, path: &GuestPath, to: &GuestPath, origin: Origin) -> Result<Placed, String> {
+    pub(crate) fn hard_link(&mut self, path: &GuestPath, to: &GuestPath, origin: Origin) -> Result<Inserted, String> {
         if self.nodes.get(to) != Some(&Node::File(origin)) {
             return Err(format!("{path} is a hard link to {to}, which is no earlier file of the package"));
         }
         self.file(path, origin)
     }
 
-    fn insert(&mut self, path: &GuestPath, node: Node) -> Result<Placed, String> {
+    fn insert(&mut self, path: &GuestPath, node: Node) -> Result<Inserted, String> {
         let mut missing = Vec::new();
         for parent in path.parents() {
             match self.nodes.get(&parent) {
@@ -87,7 +87,7 @@ impl Tree {
         }
         self.nodes.extend(missing.iter().map(|parent| (parent.clone(), Node::Directory)));
         self.nodes.insert(path.clone(), node);
-        Ok(Placed::New(missing))
+        Ok(Inserted::New(missing))
     }
 }
 
@@ -111,9 +111,9 @@ mod tests {
     #[test]
     fn missing_directories_are_named_once() {
         let mut tree = Tree::default();
-        assert_eq!(tree.file(&path("a/b/c"), A), Ok(Placed::New(vec![path("a"), path("a/b")])));
-        assert_eq!(tree.file(&path("a/b/d"), B), Ok(Placed::New(vec![])));
-        assert_eq!(tree.directory(&path("a/b")), Ok(Placed::There));
+        assert_eq!(tree.file(&path("a/b/c"), A), Ok(Inserted::New(vec![path("a"), path("a/b")])));
+        assert_eq!(tree.file(&path("a/b/d"), B), Ok(Inserted::New(vec![])));
+        assert_eq!(tree.directory(&path("a/b")), Ok(Inserted::Existing));
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
         assert!(tree.file(&path("l"), B).is_err());
         assert!(tree.symlink(&path("f"), b"x", B).is_err());
         assert!(tree.symlink(&path("l"), b"x", B).is_err());
-        assert_eq!(tree.symlink(&path("l"), b"f", B), Ok(Placed::There));
+        assert_eq!(tree.symlink(&path("l"), b"f", B), Ok(Inserted::Existing));
         assert!(tree.directory(&path("f")).is_err() && tree.directory(&path("l")).is_err());
     }
 
@@ -136,7 +136,7 @@ mod tests {
         assert!(tree.file(&path("l/passwd"), A).is_err());
         assert!(tree.directory(&path("l/x")).is_err());
         tree.symlink(&path("run"), b"/run", Origin::Ours).expect("new");
-        assert_eq!(tree.directory(&path("run")), Ok(Placed::There));
+        assert_eq!(tree.directory(&path("run")), Ok(Inserted::Existing));
         assert!(tree.file(&path("run/x"), A).is_err());
     }
 
@@ -148,7 +148,7 @@ mod tests {
         assert!(tree.hard_link(&path("x"), &path("f"), B).is_err());
         assert!(tree.hard_link(&path("x"), &path("l"), A).is_err());
         assert!(tree.hard_link(&path("x"), &path("later"), A).is_err());
-        assert_eq!(tree.hard_link(&path("x"), &path("f"), A), Ok(Placed::New(vec![])));
+        assert_eq!(tree.hard_link(&path("x"), &path("f"), A), Ok(Inserted::New(vec![])));
     }
 
     #[test]

@@ -101,14 +101,14 @@ pub enum ImageError {
         key: String,
     },
     /// Another image has the name.
-    #[error("the image {name:?} exists, built from {about}, and would be replaced by one of {asked}")]
+    #[error("the image {name:?} exists, built from {about}, and would be replaced by one of {requested}")]
     NameTaken {
         /// The name.
         name: String,
         /// Source of the existing image.
         about: String,
         /// Source of the new image.
-        asked: String,
+        requested: String,
     },
     /// An archive of an image could not be written or read.
     #[error(transparent)]

@@ -318,9 +318,9 @@ impl Images {
 
     /// Returns true if an image was built for this source, by manifests alone.
     pub fn seems_built(&self, source: &Source) -> bool {
-        let there =
+        let exists =
             |kind, origin: &str| self.store.peek(origin).is_some_and(|key| self.store.glance(kind, &key).is_some());
-        there("kernel", &origin_of_kernel(source)) && there("root", &origin_of_root(source))
+        exists("kernel", &origin_of_kernel(source)) && exists("root", &origin_of_root(source))
     }
 
     /// Removes a name. The next [`Self::prune`] removes its image, even if it was used recently, unless the image has
@@ -399,8 +399,8 @@ impl Images {
         let origin = origin_of_root(source);
         let (tool, max) = (ext4::version()?, source.max_size.as_bytes());
         let common = [FORMAT, tool.as_bytes()];
-        let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-            put_root(&tar, lock, made, max, progress).map(|()| String::new())
+        let put = |tar: File, lock: &Lock, into: &Path, progress: &mut dyn FnMut(Progress)| {
+            put_root(&tar, lock, into, max, progress).map(|()| String::new())
         };
         match &source.root {
             RootSource::Debian(recipe) => {
@@ -417,8 +417,8 @@ impl Images {
                 let hash = sha256::of_reader(&file).map_err(io("read", path))?;
                 file.seek(SeekFrom::Start(0)).map_err(io("read", path))?;
                 let key = store::key(&[common[0], common[1], hash.as_bytes()]);
-                let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-                    put_hashed(&tar, &hash, lock, made, max, progress).map(|()| String::new())
+                let put = |tar: File, lock: &Lock, into: &Path, progress: &mut dyn FnMut(Progress)| {
+                    put_hashed(&tar, &hash, lock, into, max, progress).map(|()| String::new())
                 };
                 self.entry("root", &key, &origin, progress, |_, _| Ok(file), put)
             }
@@ -461,8 +461,8 @@ impl Images {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Entry> {
         let key = store::key(&[common[0], common[1], b"oci", layout.identity().as_bytes()]);
-        let put = |layout: Layout, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-            put_layers(&layout, lock, made, max, progress).map(|()| String::new())
+        let put = |layout: Layout, lock: &Lock, into: &Path, progress: &mut dyn FnMut(Progress)| {
+            put_layers(&layout, lock, into, max, progress).map(|()| String::new())
         };
         self.entry("root", &key, origin, progress, |_, _| Ok(layout), put)
     }
@@ -483,11 +483,11 @@ impl Images {
             Some(entry) => entry,
             None => {
                 let scratch = lock.scratch()?;
-                let made = scratch.path().join("made");
-                fs::create_dir(&made).map_err(io("create", &made))?;
+                let into = scratch.path().join("made");
+                fs::create_dir(&into).map_err(io("create", &into))?;
                 let found = read(&lock, progress)?;
-                let note = put(found, &lock, &made, progress)?;
-                lock.keep(kind, key, &made, &note)?
+                let note = put(found, &lock, &into, progress)?;
+                lock.keep(kind, key, &into, &note)?
             }
         };
         lock.remember(origin, key)?;
@@ -530,19 +530,19 @@ fn packages_tar(lock: &Lock, plan: &Plan, progress: &mut dyn FnMut(Progress)) ->
     Ok((scratch, tar))
 }
 
-fn put_kernel(kernel: Kernel, _: &Lock, made: &Path, _: &mut dyn FnMut(Progress)) -> Result<String> {
+fn put_kernel(kernel: Kernel, _: &Lock, into: &Path, _: &mut dyn FnMut(Progress)) -> Result<String> {
     let write = |name: &str, bytes: &[u8]| {
-        let path = made.join(name);
+        let path = into.join(name);
         fs::write(&path, bytes).map_err(io("write", path))
     };
     write(KERNEL, &kernel.image)?;
-    let packed = initramfs::pack(&kernel.modules).map_err(io("pack", made.join(INITRAMFS)))?;
+    let packed = initramfs::pack(&kernel.modules).map_err(io("pack", into.join(INITRAMFS)))?;
     write(INITRAMFS, &packed)?;
     Ok(kernel.release)
 }
 
-fn put_root(tar: &File, lock: &Lock, made: &Path, max: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-    put_tree(lock, made, max, progress, |tree| root::unpack(BufReader::with_capacity(1 << 20, tar), tree, max))
+fn put_root(tar: &File, lock: &Lock, into: &Path, max: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+    put_tree(lock, into, max, progress, |tree| root::unpack(BufReader::with_capacity(1 << 20, tar), tree, max))
 }
 
 /// Does the same as [`put_root`] for a tar that may change during the read: its contents must match the hash in the
@@ -551,11 +551,11 @@ fn put_hashed(
     tar: &File,
     hash: &str,
     lock: &Lock,
-    made: &Path,
+    into: &Path,
     max: u64,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
-    put_tree(lock, made, max, progress, |tree| {
+    put_tree(lock, into, max, progress, |tree| {
         let mut left = u64::MAX;
         let mut hashed = Hashed::new(tar, &mut left);
         let needs = root::unpack(BufReader::with_capacity(1 << 20, &mut hashed), tree, max)?;
@@ -566,13 +566,13 @@ fn put_hashed(
     })
 }
 
-fn put_layers(layout: &Layout, lock: &Lock, made: &Path, max: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
-    put_tree(lock, made, max, progress, |tree| layout.unpack(tree, max))
+fn put_layers(layout: &Layout, lock: &Lock, into: &Path, max: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
+    put_tree(lock, into, max, progress, |tree| layout.unpack(tree, max))
 }
 
 fn put_tree(
     lock: &Lock,
-    made: &Path,
+    into: &Path,
     max: u64,
     progress: &mut dyn FnMut(Progress),
     unpack: impl FnOnce(&Path) -> Result<Needs>,
@@ -581,14 +581,14 @@ fn put_tree(
     let tree = scratch.path().join("tree");
     fs::create_dir(&tree).map_err(io("create", &tree))?;
     progress(Progress::Unpacking);
-    let made = unpack(&tree).and_then(|needs| {
+    let unpacked = unpack(&tree).and_then(|needs| {
         progress(Progress::Disk);
         ext4::check_size(needs, max)?;
-        Ok(ext4::make(&tree, &made.join(ROOT), needs)?)
+        Ok(ext4::make(&tree, &into.join(ROOT), needs)?)
     });
     // Otherwise directories without write permission could not be removed.
     store::make_removable(&tree);
-    made
+    unpacked
 }
 
 #[cfg(test)]

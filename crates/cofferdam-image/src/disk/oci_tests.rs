@@ -430,8 +430,8 @@ fn links_do_not_lead_deeper_than_paths_do() {
         let error = read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).unwrap_err().to_string();
         assert!(error.contains("directories are too deep"), "{error}");
         // Refused during creation, not when the entries were counted.
-        let made = std::iter::successors(Some(into), |path| Some(path.join("d")).filter(|path| path.is_dir())).count();
-        assert!((200..=257).contains(&made), "{made}");
+        let depth = std::iter::successors(Some(into), |path| Some(path.join("d")).filter(|path| path.is_dir())).count();
+        assert!((200..=257).contains(&depth), "{depth}");
         fs::remove_dir_all(temp.path()).unwrap();
     }
 }

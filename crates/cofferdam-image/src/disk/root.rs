@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tar_becomes_a_directory_with_all_places() {
+    fn a_tar_becomes_a_directory_with_all_mount_points() {
         let temp = tempfile::tempdir().unwrap();
         let bytes = tar(|tar| {
             entry(tar, EntryType::Directory, "closed/", "", 0o555, b"");

@@ -91,10 +91,10 @@ impl Store {
     pub(crate) fn glance(&self, kind: &str, key: &str) -> Option<(u64, String)> {
         let directory = self.root.join(format!("{kind}-{key}"));
         let manifest: Manifest = serde_json::from_slice(&read_small(&directory.join(MANIFEST)).ok()?).ok()?;
-        let there = |(name, (size, _)): (&String, &(u64, String))| {
+        let exists = |(name, (size, _)): (&String, &(u64, String))| {
             !name.contains('/') && fs::symlink_metadata(directory.join(name)).is_ok_and(|found| found.len() == *size)
         };
-        if !manifest.files.iter().all(there) {
+        if !manifest.files.iter().all(exists) {
             return None;
         }
         Some((manifest.files.values().map(|(size, _)| size).sum(), manifest.note))
@@ -278,8 +278,8 @@ impl Lock {
     }
 
     /// Moves a directory of [`Self::scratch`] into the store as an entry, replacing an existing one.
-    pub(crate) fn keep(&self, kind: &str, key: &str, made: &Path, note: &str) -> Result<Entry> {
-        self.keep_if(kind, key, made, note, |_| Ok(()))
+    pub(crate) fn keep(&self, kind: &str, key: &str, prepared: &Path, note: &str) -> Result<Entry> {
+        self.keep_if(kind, key, prepared, note, |_| Ok(()))
     }
 
     /// Does the same as [`Self::keep`], if `check` accepts sizes and hashes of the files.
@@ -287,13 +287,13 @@ impl Lock {
         &self,
         kind: &str,
         key: &str,
-        made: &Path,
+        prepared: &Path,
         note: &str,
         check: impl FnOnce(&Files) -> Result<()>,
     ) -> Result<Entry> {
         let mut files = BTreeMap::new();
-        for entry in fs::read_dir(made).map_err(io("read", made))? {
-            let path = entry.map_err(io("read", made))?.path();
+        for entry in fs::read_dir(prepared).map_err(io("read", prepared))? {
+            let path = entry.map_err(io("read", prepared))?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let file = open(&path).map_err(io("open", &path))?;
             file.sync_all().map_err(io("write", &path))?;
@@ -305,15 +305,15 @@ impl Lock {
         check(&files)?;
         let note = note.to_owned();
         let text = serde_json::to_vec(&Manifest { note: note.clone(), files }).unwrap_or_default();
-        write_synced(&made.join(MANIFEST), &text)?;
-        fs::set_permissions(made, Permissions::from_mode(0o700)).map_err(io("set the mode of", made))?;
+        write_synced(&prepared.join(MANIFEST), &text)?;
+        fs::set_permissions(prepared, Permissions::from_mode(0o700)).map_err(io("set the mode of", prepared))?;
         let directory = self.root.join(format!("{kind}-{key}"));
         if let Err(error) = fs::remove_dir_all(&directory)
             && error.kind() != std::io::ErrorKind::NotFound
         {
             return Err(io("remove the damaged entry", &directory)(error));
         }
-        fs::rename(made, &directory).map_err(io("move into place", &directory))?;
+        fs::rename(prepared, &directory).map_err(io("move into place", &directory))?;
         Ok(Entry { directory, key: key.to_owned(), note })
     }
 
@@ -476,8 +476,8 @@ mod tests {
         let old = File::open(temp.path().join("cache/last-old")).unwrap();
         old.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
         assert!(store.prune(Duration::from_secs(500), &mut quiet).unwrap() >= 14);
-        let there = |at: usize| store.open("kind", &keys[at]).unwrap().is_some();
-        assert!(there(0) && !there(1) && !there(2));
+        let exists = |at: usize| store.open("kind", &keys[at]).unwrap().is_some();
+        assert!(exists(0) && !exists(1) && !exists(2));
         assert_eq!((store.last("used"), store.last("old")), (Some(keys[0].clone()), None));
     }
 
@@ -485,16 +485,16 @@ mod tests {
     fn pruning_makes_nothing_younger() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::new(temp.path().join("cache"));
-        let made = key(&[b"made"]);
-        store.lock(&mut quiet).unwrap().remember("origin", &made).unwrap();
+        let built = key(&[b"made"]);
+        store.lock(&mut quiet).unwrap().remember("origin", &built).unwrap();
         let path = temp.path().join("cache/last-origin");
         let before = SystemTime::now() - Duration::from_secs(1000);
         File::open(&path).unwrap().set_modified(before).unwrap();
         store.prune(Duration::from_secs(5000), &mut quiet).unwrap();
-        assert_eq!(store.peek("origin"), Some(made.clone()));
+        assert_eq!(store.peek("origin"), Some(built.clone()));
         let changed = || fs::metadata(&path).unwrap().modified().unwrap();
         assert_eq!(changed(), before);
-        assert_eq!(store.last("origin"), Some(made));
+        assert_eq!(store.last("origin"), Some(built));
         assert!(changed() > before);
     }
 

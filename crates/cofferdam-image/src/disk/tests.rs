@@ -77,8 +77,8 @@ fn image_without_a_name_is_removed_by_the_next_prune() {
     name(&images, "two", &kernel, &other);
     images.forget("one", &mut quiet).unwrap();
     assert!(images.prune(Duration::from_secs(3600), &mut quiet).unwrap() >= 7);
-    let there = |kind, key: &str| images.store.glance(kind, key).is_some();
-    assert!(!there("root", &root) && there("kernel", &kernel) && there("root", &other));
+    let exists = |kind, key: &str| images.store.glance(kind, key).is_some();
+    assert!(!exists("root", &root) && exists("kernel", &kernel) && exists("root", &other));
     assert_eq!((images.store.peek("r"), images.store.peek("k")), (None, Some(kernel)));
     images.forget("two", &mut quiet).unwrap();
     images.prune(Duration::from_secs(3600), &mut quiet).unwrap();

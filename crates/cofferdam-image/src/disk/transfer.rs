@@ -207,7 +207,7 @@ impl Images {
         let shown = about.shown();
         let other = names::read(&self.store, &name).ok().filter(|named| named.key() != about.key);
         if let Some(other) = other.filter(|_| options.taken == Taken::Refuse) {
-            return Err(ImageError::NameTaken { name, about: other.about, asked: shown });
+            return Err(ImageError::NameTaken { name, about: other.about, requested: shown });
         }
         let (image, named) = match here {
             Some(found) => {
@@ -216,17 +216,17 @@ impl Images {
             }
             None => {
                 let scratch = lock.scratch()?;
-                let made = scratch.path().join("made");
-                fs::create_dir(&made).map_err(io("create", &made))?;
-                reader.restore(&[], &mut |part| create_file(&made, part), watch)?;
+                let prepared = scratch.path().join("made");
+                fs::create_dir(&prepared).map_err(io("create", &prepared))?;
+                reader.restore(&[], &mut |part| create_file(&prepared, part), watch)?;
                 let damaged = ArchiveError::Damaged { what: "the contents of an image's file" };
                 let check = |found: &Files| if *found == about.files { Ok(()) } else { Err(damaged.into()) };
-                let entry = lock.keep_if(IMPORTED, &about.key, &made, &text(&about.release), check)?;
+                let entry = lock.keep_if(IMPORTED, &about.key, &prepared, &text(&about.release), check)?;
                 let named = Named::imported(&about.key, &shown, about.protocol);
                 (Image { key: about.key.clone(), ..image(&entry, &entry) }, named)
             }
         };
-        if names::read(&self.store, &name).map_or(true, |there| there.key() != about.key) {
+        if names::read(&self.store, &name).map_or(true, |named| named.key() != about.key) {
             names::write(&self.store, &lock, &name, &named)?;
         }
         Ok(Imported { image, name })
@@ -293,10 +293,10 @@ fn limits(max: ByteSize) -> Limits {
 }
 
 /// Creates the file of the store that a part is restored to.
-fn create_file(made: &Path, part: &Part) -> std::io::Result<File> {
+fn create_file(prepared: &Path, part: &Part) -> std::io::Result<File> {
     let found = PARTS.into_iter().find(|(name, ..)| *name == part.name.as_str());
     let (.., file) = found.ok_or(std::io::ErrorKind::InvalidInput)?;
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(made.join(file))
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(prepared.join(file))
 }
 
 /// Returns text of a document in a printable form.

@@ -29,15 +29,15 @@ fn build(images: &Images, name: &str, byte: u8) -> String {
         let key = store::key(&[kind.as_bytes(), &[byte]]);
         let lock = images.store.lock(&mut quiet).unwrap();
         let scratch = lock.scratch().unwrap();
-        let made = scratch.path().join("made");
-        fs::create_dir(&made).unwrap();
+        let prepared = scratch.path().join("made");
+        fs::create_dir(&prepared).unwrap();
         if kind == "kernel" {
-            fs::write(made.join(KERNEL), [byte; 5000]).unwrap();
-            fs::write(made.join(INITRAMFS), [byte; 300]).unwrap();
+            fs::write(prepared.join(KERNEL), [byte; 5000]).unwrap();
+            fs::write(prepared.join(INITRAMFS), [byte; 300]).unwrap();
         } else {
-            fs::write(made.join(ROOT), disk(byte)).unwrap();
+            fs::write(prepared.join(ROOT), disk(byte)).unwrap();
         }
-        lock.keep(kind, &key, &made, "6.1-x").unwrap();
+        lock.keep(kind, &key, &prepared, "6.1-x").unwrap();
         key
     });
     let [kernel, root] = keys;
@@ -75,47 +75,47 @@ fn contents(images: &Images) -> Vec<String> {
 #[test]
 fn an_image_is_the_same_in_another_store_and_travels_on() {
     let [one, two, three] = [(); 3].map(|()| tempfile::tempdir().unwrap());
-    let [here, there, further] = [&one, &two, &three].map(|temp| images(temp.path()));
-    let key = build(&here, "mine", 7);
-    let file = exported(&here, "mine", None);
-    assert_eq!(exported(&here, &key, None), file);
+    let [source, target, third] = [&one, &two, &three].map(|temp| images(temp.path()));
+    let key = build(&source, "mine", 7);
+    let file = exported(&source, "mine", None);
+    assert_eq!(exported(&source, &key, None), file);
     assert!(file.len() < 10_000, "{} bytes", file.len());
 
-    let imported = import(&there, &file, options(None)).unwrap();
+    let imported = import(&target, &file, options(None)).unwrap();
     let name = format!("imported-{}", &key[..12]);
     assert_eq!((&imported.name, &imported.image.key), (&name, &key));
-    assert_eq!(contents(&there), [format!("imported-{key}"), format!("name-{name}")]);
-    let image = there.named(&name).unwrap();
+    assert_eq!(contents(&target), [format!("imported-{key}"), format!("name-{name}")]);
+    let image = target.named(&name).unwrap();
     assert_eq!((&image, image.release.as_str()), (&imported.image, "6.1-x"));
-    assert_eq!(there.by_key(&key).unwrap().as_ref(), Some(&image));
-    assert_eq!(there.key_of(&name), Some(key.clone()));
+    assert_eq!(target.by_key(&key).unwrap().as_ref(), Some(&image));
+    assert_eq!(target.key_of(&name), Some(key.clone()));
     assert_eq!(fs::read(&image.kernel).unwrap(), [7; 5000]);
     assert_eq!(fs::read(&image.initramfs).unwrap(), [7; 300]);
     assert_eq!(fs::read(&image.root).unwrap(), disk(7));
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(image.root.parent().unwrap()), mode(there.store.root())), (0o700, 0o700));
-    let listed = &there.inventory().named[0];
+    assert_eq!((mode(image.root.parent().unwrap()), mode(target.store.root())), (0o700, 0o700));
+    let listed = &target.inventory().named[0];
     assert_eq!((listed.about.as_str(), &listed.key), ("imported: Debian packages (tiny)", &key));
     assert_eq!(listed.bytes, Some(5300 + disk(7).len() as u64));
 
     // A second import finds the existing image, and adds the name that is given.
-    assert_eq!(import(&there, &file, options(None)).unwrap().name, name);
-    assert_eq!(import(&there, &file, options(Some("other"))).unwrap().name, "other");
-    assert_eq!(import(&here, &file, options(None)).unwrap().name, "mine");
-    assert_eq!(there.named("other").unwrap(), image);
-    assert_eq!(exported(&there, "other", None), file);
-    assert_eq!(import(&further, &exported(&there, &key, None), options(None)).unwrap().image.key, key);
+    assert_eq!(import(&target, &file, options(None)).unwrap().name, name);
+    assert_eq!(import(&target, &file, options(Some("other"))).unwrap().name, "other");
+    assert_eq!(import(&source, &file, options(None)).unwrap().name, "mine");
+    assert_eq!(target.named("other").unwrap(), image);
+    assert_eq!(exported(&target, "other", None), file);
+    assert_eq!(import(&third, &exported(&target, &key, None), options(None)).unwrap().image.key, key);
 
     // Without a name, it is found by its key until it is pruned.
     for name in [name.as_str(), "other"] {
-        there.forget(name, &mut quiet).unwrap();
+        target.forget(name, &mut quiet).unwrap();
     }
-    assert_eq!(there.by_key(&key).unwrap(), Some(image));
-    assert_eq!(there.inventory().unnamed.len(), 1);
-    assert!(exported(&there, &key, None).len() < file.len());
-    assert!(there.prune(Duration::from_secs(3600), &mut quiet).unwrap() > 5300);
+    assert_eq!(target.by_key(&key).unwrap(), Some(image));
+    assert_eq!(target.inventory().unnamed.len(), 1);
+    assert!(exported(&target, &key, None).len() < file.len());
+    assert!(target.prune(Duration::from_secs(3600), &mut quiet).unwrap() > 5300);
     assert!(matches!(
-        there.export(&key, std::io::sink(), ExportOptions::default(), &mut on),
+        target.export(&key, std::io::sink(), ExportOptions::default(), &mut on),
         Err(ImageError::UnknownName { .. })
     ));
 }
@@ -124,22 +124,22 @@ fn an_image_is_the_same_in_another_store_and_travels_on() {
 #[test]
 fn an_import_takes_neither_names_nor_contents_from_others() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let (here, there) = (images(one.path()), images(two.path()));
-    let key = build(&here, "mine", 7);
-    let file = exported(&here, "mine", None);
-    let other = build(&there, "mine", 8);
-    let before = contents(&there);
-    let error = import(&there, &file, options(Some("mine"))).unwrap_err();
+    let (source, target) = (images(one.path()), images(two.path()));
+    let key = build(&source, "mine", 7);
+    let file = exported(&source, "mine", None);
+    let other = build(&target, "mine", 8);
+    let before = contents(&target);
+    let error = import(&target, &file, options(Some("mine"))).unwrap_err();
     assert!(matches!(&error, ImageError::NameTaken { name, .. } if name == "mine"), "{error}");
-    assert_eq!((contents(&there), there.key_of("mine")), (before, Some(other)));
-    import(&there, &file, ImportOptions { taken: Taken::Replace, ..options(Some("mine")) }).unwrap();
-    assert_eq!(there.key_of("mine"), Some(key.clone()));
+    assert_eq!((contents(&target), target.key_of("mine")), (before, Some(other)));
+    import(&target, &file, ImportOptions { taken: Taken::Replace, ..options(Some("mine")) }).unwrap();
+    assert_eq!(target.key_of("mine"), Some(key.clone()));
 
     // The key of an existing image, with other contents.
     let mut document = document();
     document["key"] = key.clone().into();
     let forged = archive(&document, &[4; 5000], &[4; 300], &disk(4));
-    for images in [&here, &there] {
+    for images in [&source, &target] {
         let before = contents(images);
         let error = import(images, &forged, options(Some("forged"))).unwrap_err();
         assert!(matches!(&error, ImageError::ContentsMismatch { key: found } if *found == key), "{error}");
@@ -147,7 +147,7 @@ fn an_import_takes_neither_names_nor_contents_from_others() {
         assert_eq!(fs::read(images.by_key(&key).unwrap().unwrap().root).unwrap(), disk(7));
     }
     for bad in ["", "../x", "-a", "a/b"] {
-        assert!(matches!(import(&here, &file, options(Some(bad))), Err(ImageError::InvalidSource { .. })), "{bad}");
+        assert!(matches!(import(&source, &file, options(Some(bad))), Err(ImageError::InvalidSource { .. })), "{bad}");
     }
 }
 
@@ -155,22 +155,22 @@ fn an_import_takes_neither_names_nor_contents_from_others() {
 #[test]
 fn build_does_not_reuse_an_imported_image() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let (here, there) = (images(one.path()), images(two.path()));
-    build(&here, "mine", 7);
-    import(&there, &exported(&here, "mine", None), options(Some("mine"))).unwrap();
+    let (source, target) = (images(one.path()), images(two.path()));
+    build(&source, "mine", 7);
+    import(&target, &exported(&source, "mine", None), options(Some("mine"))).unwrap();
     for kind in ["kernel", "root"] {
         let key = store::key(&[kind.as_bytes(), &[7]]);
-        assert!(here.store.open(kind, &key).unwrap().is_some() && there.store.open(kind, &key).unwrap().is_none());
+        assert!(source.store.open(kind, &key).unwrap().is_some() && target.store.open(kind, &key).unwrap().is_none());
     }
     // If both exist, the one that was built here is used.
-    let key = build(&there, "built", 7);
+    let key = build(&target, "built", 7);
     assert!(
-        there
+        target
             .by_key(&key)
             .unwrap()
             .unwrap()
             .root
-            .starts_with(there.store.root().join(format!("root-{}", store::key(&[b"root", &[7]]))))
+            .starts_with(target.store.root().join(format!("root-{}", store::key(&[b"root", &[7]]))))
     );
 }
 
@@ -303,14 +303,14 @@ fn file_that_is_no_image_is_refused_and_leaves_nothing() {
 #[test]
 fn an_encrypted_image_needs_its_key() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let (here, there) = (images(one.path()), images(two.path()));
-    build(&here, "mine", 7);
+    let (source, target) = (images(one.path()), images(two.path()));
+    build(&source, "mine", 7);
     let [right, wrong] = [1, 2].map(|byte| Key::new(&[byte; 32]).unwrap());
-    let file = exported(&here, "mine", Some(&right));
+    let file = exported(&source, "mine", Some(&right));
     for key in [None, Some(&wrong)] {
-        import(&there, &file, ImportOptions { key, ..options(None) }).unwrap_err();
+        import(&target, &file, ImportOptions { key, ..options(None) }).unwrap_err();
     }
-    import(&there, &file, ImportOptions { key: Some(&right), ..options(None) }).unwrap();
+    import(&target, &file, ImportOptions { key: Some(&right), ..options(None) }).unwrap();
 }
 
 #[test]

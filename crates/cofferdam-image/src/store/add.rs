@@ -204,7 +204,7 @@ impl<'a> AddSession<'a> {
         let reserved = temporary.path.join(RESERVED);
         std::fs::remove_file(&reserved).map_err(io("remove", &reserved))?;
         self.store.reserve(&lock, record.bytes)?;
-        temporary.place(&done)
+        temporary.persist(&done)
     }
 
     /// Verifies that a file has the contents of a layer that is unpacked already, unless an image has both.
@@ -338,7 +338,7 @@ impl BlobWriter<'_> {
         let _lock = self.files.lock()?;
         let path = self.files.blob(&digest);
         if std::fs::symlink_metadata(&path).is_err() {
-            self.temporary.place(&path)?;
+            self.temporary.persist(&path)?;
         }
         Ok((digest, self.written))
     }

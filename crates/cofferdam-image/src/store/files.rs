@@ -179,7 +179,7 @@ impl Files {
         let temporary = self.temporary_locked(Kind::File)?;
         let mut file = OpenOptions::new().write(true).open(&temporary.path).map_err(io("open", &temporary.path))?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(io("write", &temporary.path))?;
-        temporary.place(path)
+        temporary.persist(path)
     }
 
     /// Removes temporaries of killed processes, if there are any and no process holds the lock.
@@ -219,7 +219,7 @@ impl Files {
 
 impl Temporary {
     /// Gives it its final name, durably.
-    pub(super) fn place(mut self, into: &Path) -> Result<()> {
+    pub(super) fn persist(mut self, into: &Path) -> Result<()> {
         fs::rename(&self.path, into).map_err(io("move into place", into))?;
         self.is_moved = true;
         sync_parent(into)

@@ -11,7 +11,7 @@ use crate::root::is_no_archive;
 
 const CACHE: &str = "COFFERDAM_DEBIAN_TEST_CACHE";
 const STOP: &str = "COFFERDAM_DEBIAN_TEST_STOP";
-const MARK: &str = "driven: ";
+const PREFIX: &str = "driven: ";
 
 /// A shell and its dependencies, about 8 MB.
 pub fn small() -> Recipe {
@@ -64,7 +64,7 @@ impl Build {
                 return None;
             }
             // The test harness may have begun the line.
-            if let Some((_, line)) = line.trim_end().split_once(MARK) {
+            if let Some((_, line)) = line.trim_end().split_once(PREFIX) {
                 return Some(line.to_owned());
             }
         }
@@ -165,20 +165,20 @@ fn obey(cache: &Path) {
             _ => false,
         };
         if here {
-            println!("{MARK}stopped");
+            println!("{PREFIX}stopped");
             std::thread::sleep(std::time::Duration::from_secs(600));
         }
     };
     let (plan, built) = build(cache, &mut progress);
     for note in plan.iter().flat_map(|plan| plan.notes().to_vec()) {
-        println!("{MARK}note {}", note.replace('\n', " "));
+        println!("{PREFIX}note {}", note.replace('\n', " "));
     }
     match (plan, built) {
-        (Some(plan), Ok(())) => println!("{MARK}built {}", plan.key()),
+        (Some(plan), Ok(())) => println!("{PREFIX}built {}", plan.key()),
         (_, Err(error)) => {
             let kind = format!("{error:?}");
             let kind = kind.split([' ', '{', '(']).next().unwrap_or_default();
-            println!("{MARK}failed {kind} {}", error.to_string().replace('\n', " "));
+            println!("{PREFIX}failed {kind} {}", error.to_string().replace('\n', " "));
         }
         (None, Ok(())) => unreachable!("a build without a plan"),
     }

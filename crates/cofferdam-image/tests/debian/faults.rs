@@ -57,18 +57,18 @@ fn damaged_packages_are_fetched_again_and_old_ones_pruned() {
     let temp = tempfile::tempdir().expect("a directory");
     let cache = temp.path().join("cache");
     let Some((plan, tar)) = filled(test, &cache) else { return };
-    let kept = packages_in(&cache);
-    assert_eq!(kept.len(), plan.packages().len());
-    let mut bytes = fs::read(&kept[0]).expect("a package");
+    let packages = packages_in(&cache);
+    assert_eq!(packages.len(), plan.packages().len());
+    let mut bytes = fs::read(&packages[0]).expect("a package");
     bytes[1000] ^= 1;
-    fs::write(&kept[0], bytes).expect("damaged");
-    fs::write(&kept[1], "").expect("truncated");
-    fs::remove_file(&kept[2]).expect("removed");
+    fs::write(&packages[0], bytes).expect("damaged");
+    fs::write(&packages[1], "").expect("truncated");
+    fs::remove_file(&packages[2]).expect("removed");
     let old = cache.join("packages/0000.deb");
     let age = std::time::SystemTime::now() - std::time::Duration::from_secs(40 * 86_400);
     fs::File::create(&old).and_then(|file| file.set_modified(age)).expect("an old package");
     assert!(tar_of(&plan) == tar, "different bytes after a repair");
-    assert_eq!(packages_in(&cache), kept, "an old package was kept, or a needed one was not");
+    assert_eq!(packages_in(&cache), packages, "an old package was kept, or a needed one was not");
     assert_sound(&cache);
 }
 
@@ -131,7 +131,7 @@ fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
     let begun = std::time::Instant::now();
     let _asked = loop {
         match silent.accept() {
-            Ok(asked) => break asked,
+            Ok(request) => break request,
             Err(_) if build.has_ended() => return println!("SKIP {test}: apt contacts no archive"),
             Err(_) => assert!(begun.elapsed() < std::time::Duration::from_secs(120), "apt contacts no server"),
         }
@@ -201,8 +201,8 @@ fn without_a_network_a_cache_or_the_hosts_own_packages_do() {
     let lists = fs::read_dir(&cache).expect("the cache").flatten().map(|entry| entry.path().join("lists"));
     let lists = lists.into_iter().find(|path| path.is_dir()).expect("package lists");
     let of_host = |lists: &Path, archives: &Path| {
-        let places = (lists.display(), archives.display());
-        format!("Dir::State::lists \"{}\";\nDir::Cache::archives \"{}\";\n", places.0, places.1)
+        let directories = (lists.display(), archives.display());
+        format!("Dir::State::lists \"{}\";\nDir::Cache::archives \"{}\";\n", directories.0, directories.1)
     };
     let host = no_network(temp.path(), &of_host(&lists, &archives));
     let other = temp.path().join("other");

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::support::Place;
+use super::support::Fixture;
 
 /// The image that the tests' engine has.
 const BASE: &str = "cofferdam/base:latest";
@@ -53,11 +53,11 @@ fn an_image_of_docker_comes_and_goes_back() {
     let id = docker(&socket, &["image", "inspect", "--format", "{{.Id}}", &name]);
     docker(&socket, &["save", "-o", &path("saved.tar"), &name]);
 
-    let place = Place::new();
-    let added = place.store.load(Path::new(&path("saved.tar")), None, &mut |_| ()).unwrap();
+    let fixture = Fixture::new();
+    let added = fixture.store.load(Path::new(&path("saved.tar")), None, &mut |_| ()).unwrap();
     assert_eq!(added[0].names[0].to_string(), name);
-    let found = place.store.resolve(&name).unwrap();
-    assert_eq!(place.store.inspect(&name).unwrap().config.to_string(), id);
+    let found = fixture.store.resolve(&name).unwrap();
+    assert_eq!(fixture.store.inspect(&name).unwrap().config.to_string(), id);
     let config = &found.config;
     assert!(config.env.contains(&("GREETING".to_owned(), "hello world".to_owned())), "{:?}", config.env);
     assert_eq!((config.user.as_str(), config.working_dir.as_str()), ("1234:1234", "/srv"));
@@ -66,9 +66,9 @@ fn an_image_of_docker_comes_and_goes_back() {
     let whiteout = |layer: &Path, name: &str| {
         fs::symlink_metadata(layer.join(name)).is_ok_and(|found| found.file_type().is_char_device())
     };
-    let made = found.layers.iter().find(|layer| layer.join("made/file").exists()).unwrap();
-    assert_eq!(fs::read_to_string(made.join("made/file")).unwrap(), "made\n");
-    let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(made.join("made/file")).unwrap());
+    let layer = found.layers.iter().find(|layer| layer.join("made/file").exists()).unwrap();
+    assert_eq!(fs::read_to_string(layer.join("made/file")).unwrap(), "made\n");
+    let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(layer.join("made/file")).unwrap());
     assert_eq!(mode & 0o7777, 0o755);
     let removed = found.layers.iter().find(|layer| whiteout(layer, "made/gone")).unwrap();
     assert!(whiteout(removed, "etc/passwd"));
@@ -78,7 +78,7 @@ fn an_image_of_docker_comes_and_goes_back() {
     docker(&socket, &["rmi", "--force", &name]);
     let back = format!("cofferdam-test/back-{}:1", std::process::id());
     let file = fs::File::create(path("back.tar")).unwrap();
-    place.store.save(&name, Some(&back.parse().unwrap()), file).unwrap();
+    fixture.store.save(&name, Some(&back.parse().unwrap()), file).unwrap();
     docker(&socket, &["load", "-i", &path("back.tar")]);
     assert_eq!(docker(&socket, &["image", "inspect", "--format", "{{.Id}}", &back]), id);
     docker(&socket, &["rmi", "--force", &back]);

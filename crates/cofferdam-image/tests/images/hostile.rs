@@ -9,21 +9,24 @@ use tar::EntryType;
 use super::support::*;
 
 /// Returns the error for an image with one layer, and checks that nothing is left of it.
-fn refused(place: &Place, items: &[Item<'_>]) -> String {
-    refused_bytes(place, &layer(items), gzip)
+fn refused(fixture: &Fixture, items: &[Item<'_>]) -> String {
+    refused_bytes(fixture, &layer(items), gzip)
 }
 
-fn refused_bytes(place: &Place, tar: &[u8], pack: fn(&[u8]) -> Vec<u8>) -> String {
+fn refused_bytes(fixture: &Fixture, tar: &[u8], pack: fn(&[u8]) -> Vec<u8>) -> String {
     let from = layout(&[(tar.to_vec(), pack)]);
-    let error = place.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
-    assert_eq!([place.count("images"), place.count("names"), place.count("layers"), place.count("work")], [0; 4]);
+    let error = fixture.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
+    assert_eq!(
+        [fixture.count("images"), fixture.count("names"), fixture.count("layers"), fixture.count("work")],
+        [0; 4]
+    );
     error
 }
 
 /// Promise (Images): No layer creates, changes or removes a file outside its own directory.
 #[test]
 fn paths_and_links_that_lead_out_are_refused_or_stay_inside() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("kept"), "kept").unwrap();
     let away = outside.path().to_str().unwrap();
@@ -50,7 +53,7 @@ fn paths_and_links_that_lead_out_are_refused_or_stay_inside() {
         (&[(DIRECTORY, "d/", "", 0o755, b""), (SAME, "x", "d", 0o644, b"")], "not there"),
         (&[(FILE, ".wh.w", "", 0o644, b""), (SAME, "x", "w", 0o644, b"")], "not there"),
     ] {
-        let error = refused(&place, items);
+        let error = refused(&fixture, items);
         assert!(error.contains(expected), "{items:?}: {error}");
     }
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
@@ -58,13 +61,13 @@ fn paths_and_links_that_lead_out_are_refused_or_stay_inside() {
     // An absolute path is one below the root of the image.
     let name = format!("{away}/made");
     let from = layout(&[(layer(&[(FILE, &name, "", 0o644, b"x")]), gzip)]);
-    place.store.load(from.path(), None, &mut |_| ()).unwrap();
+    fixture.store.load(from.path(), None, &mut |_| ()).unwrap();
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn later_entries_replace_earlier_ones_without_following_them() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let from = layout(&[(
         layer(&[
             (FILE, "target", "", 0o644, b"old"),
@@ -84,8 +87,8 @@ fn later_entries_replace_earlier_ones_without_following_them() {
         ]),
         gzip,
     )]);
-    place.store.load(from.path(), None, &mut |_| ()).unwrap();
-    let root = place.store.resolve("test:1").unwrap().layers.remove(0);
+    fixture.store.load(from.path(), None, &mut |_| ()).unwrap();
+    let root = fixture.store.resolve("test:1").unwrap().layers.remove(0);
     let text = |name: &str| fs::read_to_string(root.join(name)).unwrap();
     assert_eq!(["target", "name", "d", "many", "one", "two"].map(text), ["old", "new", "file", "2", "3", "1"]);
     assert!(fs::symlink_metadata(root.join("e")).unwrap().is_symlink());
@@ -94,7 +97,7 @@ fn later_entries_replace_earlier_ones_without_following_them() {
 /// Promise (Images): Marks of overlayfs in a layer never reach the store.
 #[test]
 fn attributes_devices_and_set_id_bits_are_left_out() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let mut tar = tar::Builder::new(Vec::new());
     for key in ["SCHILY.xattr.user.overlay.opaque", "SCHILY.xattr.trusted.overlay.redirect", "SCHILY.xattr.user.other"]
     {
@@ -115,8 +118,8 @@ fn attributes_devices_and_set_id_bits_are_left_out() {
         tar.append_data(&mut header, name, std::io::empty()).unwrap();
     }
     let from = layout(&[(tar.into_inner().unwrap(), gzip)]);
-    place.store.load(from.path(), None, &mut |_| ()).unwrap();
-    let root = place.store.resolve("test:1").unwrap().layers.remove(0);
+    fixture.store.load(from.path(), None, &mut |_| ()).unwrap();
+    let root = fixture.store.resolve("test:1").unwrap().layers.remove(0);
     let mut names = vec![0; 1024];
     assert_eq!(rustix::fs::listxattr(root.join("d"), &mut names).unwrap(), 0);
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(root.join("d")).unwrap().permissions());
@@ -126,17 +129,17 @@ fn attributes_devices_and_set_id_bits_are_left_out() {
 /// Promise (Images): A layer that grows without an end, or that has too many or too deep files, is refused.
 #[test]
 fn layer_beyond_the_size_limit_is_refused() {
-    let place = Place::with(Options { max_bytes: 64 << 20, max_layer_bytes: 8 << 20 });
+    let fixture = Fixture::with(Options { max_bytes: 64 << 20, max_layer_bytes: 8 << 20 });
     let zeros = vec![0; 64 << 20];
     let bomb = layer(&[(FILE, "f", "", 0o644, &zeros)]);
     for pack in [gzip as fn(&[u8]) -> Vec<u8>, zstandard] {
-        let error = refused_bytes(&place, &bomb, pack);
+        let error = refused_bytes(&fixture, &bomb, pack);
         assert!(error.contains("are allowed"), "{error}");
     }
     // After the end of its tar, a layer may have further data, within the limit.
     let mut long = layer(&[(FILE, "f", "", 0o644, b"x")]);
     long.extend_from_slice(&zeros);
-    let error = refused_bytes(&place, &long, gzip);
+    let error = refused_bytes(&fixture, &long, gzip);
     assert!(error.contains("larger than allowed"), "{error}");
     let deep = "d/".repeat(45);
     let mut items: Vec<Item<'_>> = vec![(DIRECTORY, &deep, "", 0o755, b"")];
@@ -150,7 +153,7 @@ fn layer_beyond_the_size_limit_is_refused() {
         items.push((LINK, link, target, 0o777, b""));
         items.push((DIRECTORY, below, "", 0o755, b""));
     }
-    let error = refused(&place, &items);
+    let error = refused(&fixture, &items);
     assert!(error.contains("too deep"), "{error}");
     let long = "n".repeat(300);
     let mut tar = tar::Builder::new(Vec::new());
@@ -158,13 +161,13 @@ fn layer_beyond_the_size_limit_is_refused() {
     header.set_size(0);
     header.set_mode(0o644);
     tar.append_data(&mut header, &long, std::io::empty()).unwrap();
-    let error = refused_bytes(&place, &tar.into_inner().unwrap(), gzip);
+    let error = refused_bytes(&fixture, &tar.into_inner().unwrap(), gzip);
     assert!(error.contains("cannot be unpacked"), "{error}");
 }
 
 #[test]
 fn sparse_files_are_refused_in_every_format() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(EntryType::GNUSparse);
     header.set_size(0);
@@ -174,7 +177,7 @@ fn sparse_files_are_refused_in_every_format() {
     header.set_cksum();
     let mut old = header.as_bytes().to_vec();
     old.extend([0; 1024]);
-    assert!(refused_bytes(&place, &old, gzip).contains("sparse"));
+    assert!(refused_bytes(&fixture, &old, gzip).contains("sparse"));
     for records in [
         &[("GNU.sparse.major", &b"1"[..]), ("GNU.sparse.minor", b"0"), ("GNU.sparse.realsize", b"1099511627776")][..],
         &[("GNU.sparse.size", b"1099511627776"), ("GNU.sparse.map", b"0,1")],
@@ -185,7 +188,7 @@ fn sparse_files_are_refused_in_every_format() {
         header.set_size(1);
         header.set_mode(0o644);
         tar.append_data(&mut header, "GNUSparseFile.0/huge", &b"x"[..]).unwrap();
-        let error = refused_bytes(&place, &tar.into_inner().unwrap(), gzip);
+        let error = refused_bytes(&fixture, &tar.into_inner().unwrap(), gzip);
         assert!(error.contains("sparse"), "{error}");
     }
 }
@@ -193,7 +196,7 @@ fn sparse_files_are_refused_in_every_format() {
 /// Promise (Images): A file that does not match its digest is refused.
 #[test]
 fn truncated_and_changed_files_are_refused() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let good = layer(&[(FILE, "f", "", 0o644, &[7; 10_000])]);
     // The file of the layer.
     let from = layout(&[(good.clone(), gzip)]);
@@ -202,9 +205,9 @@ fn truncated_and_changed_files_are_refused() {
         let bytes = fs::read(&path).unwrap();
         for changed in [bytes[..bytes.len() / 2].to_vec(), [&bytes, &b" "[..]].concat(), Vec::new()] {
             fs::write(&path, changed).unwrap();
-            let error = place.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
+            let error = fixture.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
             assert!(error.contains("hashes to something else"), "{error}");
-            assert_eq!([place.count("images"), place.count("layers"), place.count("work")], [0; 3]);
+            assert_eq!([fixture.count("images"), fixture.count("layers"), fixture.count("work")], [0; 3]);
         }
         fs::write(&path, bytes).unwrap();
     }
@@ -216,23 +219,23 @@ fn truncated_and_changed_files_are_refused() {
     let manifest = json!({"config": {"digest": config}, "layers": [{"digest": packed, "size": size}]});
     let (digest, _) = other.put(manifest.to_string().as_bytes());
     other.index(&[(&digest, "x.y/z:1")]);
-    let error = place.store.load(other.path(), None, &mut |_| ()).unwrap_err().to_string();
+    let error = fixture.store.load(other.path(), None, &mut |_| ()).unwrap_err().to_string();
     assert!(error.contains("hashes to something else"), "{error}");
     // Streams that end early.
     for length in [100, 600, 5000, good.len() - 1500] {
-        let error = refused_bytes(&place, &good[..length], gzip);
+        let error = refused_bytes(&fixture, &good[..length], gzip);
         assert!(error.contains("truncated") || error.contains("cannot"), "{length}: {error}");
     }
     let mut cut = gzip(&good);
     cut.truncate(cut.len() / 2);
-    let error = place.store.import_tar(&*cut, &Default::default(), &"x:1".parse().unwrap(), &mut |_| ()).unwrap_err();
+    let error = fixture.store.import_tar(&*cut, &Default::default(), &"x:1".parse().unwrap(), &mut |_| ()).unwrap_err();
     assert!(error.to_string().contains("cannot read"), "{error}");
-    assert_eq!([place.count("images"), place.count("layers"), place.count("work")], [0; 3]);
+    assert_eq!([fixture.count("images"), fixture.count("layers"), fixture.count("work")], [0; 3]);
 }
 
 #[test]
 fn hostile_descriptions_are_refused() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for (index, expected) in [
         (json!({"manifests": [{"digest": "sha256:../../../etc/passwd"}]}), "not a supported digest"),
         (json!({"manifests": []}), "has no image"),
@@ -241,17 +244,17 @@ fn hostile_descriptions_are_refused() {
     ] {
         let from = Layout::new();
         fs::write(from.path().join("index.json"), index.to_string()).unwrap();
-        let error = place.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
+        let error = fixture.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains(expected), "{index}: {error}");
     }
     let from = Layout::new();
     let digest = from.image(&json!({}), &[(layer(&[]), gzip)]);
     for name in ["../x:1", "docker.io/library/x:1\u{1b}[31m", "a/B:1"] {
         from.index(&[(&digest, name)]);
-        let error = place.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
+        let error = fixture.store.load(from.path(), None, &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains("is not a name") && !error.contains('\u{1b}'), "{error}");
     }
     from.index(&[(&digest, "tag-only")]);
-    let error = place.store.load(from.path(), None, &mut |_| ()).unwrap_err();
+    let error = fixture.store.load(from.path(), None, &mut |_| ()).unwrap_err();
     assert!(error.to_string().contains("has no name") && error.remedy().unwrap().contains("--name"));
 }

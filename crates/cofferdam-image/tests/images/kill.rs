@@ -42,7 +42,7 @@ fn command(root: &Path, image: &str, action: &str) -> Command {
 fn check(root: &Path, name: &str, contents: &[u8]) -> bool {
     let store = ImageStore::open(root, Options::default()).unwrap();
     assert_eq!(fs::read_dir(root.join("work")).unwrap().count(), 0);
-    let there = store.contains(name).unwrap();
+    let exists = store.contains(name).unwrap();
     for image in store.list().unwrap() {
         let found = store.resolve(&image.manifest.to_string()).unwrap();
         assert_eq!(found.layers.len(), 2);
@@ -51,7 +51,7 @@ fn check(root: &Path, name: &str, contents: &[u8]) -> bool {
             assert_eq!(fs::read_dir(layer.join("many")).unwrap().count(), 100);
         }
     }
-    there
+    exists
 }
 
 fn large(name: &str, contents: &[u8]) -> Vec<u8> {
@@ -95,22 +95,22 @@ fn kill_at_each_step(root: &Path, image: &str, name: &str, action: &str, content
 #[test]
 fn a_killed_process_leaves_an_image_or_none() {
     let contents = noise(256 << 10);
-    let place = Place::new();
+    let fixture = Fixture::new();
     let from = layout(&[(large("one", &contents), gzip), (large("two", &contents), gzip)]);
     let path = from.path().display().to_string();
-    let killed = kill_at_each_step(&place.root(), &path, "test:1", "load", &contents);
+    let killed = kill_at_each_step(&fixture.root(), &path, "test:1", "load", &contents);
     assert!(killed > 3, "{killed}");
-    place.store.load(from.path(), None, &mut |_| ()).unwrap();
-    kill_at_each_step(&place.root(), "test:1", "test:1", "remove", &contents);
-    place.store.load(from.path(), None, &mut |_| ()).unwrap();
-    kill_at_each_step(&place.root(), "test:1", "test:1", "prune", &contents);
+    fixture.store.load(from.path(), None, &mut |_| ()).unwrap();
+    kill_at_each_step(&fixture.root(), "test:1", "test:1", "remove", &contents);
+    fixture.store.load(from.path(), None, &mut |_| ()).unwrap();
+    kill_at_each_step(&fixture.root(), "test:1", "test:1", "prune", &contents);
     let Some(server) = Server::start("a_killed_process_leaves_an_image_or_none", false) else { return };
     pushed(&server, "killed", &[(large("one", &contents), gzip), (large("two", &contents), gzip)]);
     let name = server.name("killed:1");
-    let place = Place::new();
-    let killed = kill_at_each_step(&place.root(), &name, &name, "pull", &contents);
+    let fixture = Fixture::new();
+    let killed = kill_at_each_step(&fixture.root(), &name, &name, "pull", &contents);
     assert!(killed > 3, "{killed}");
-    assert!(check(&place.root(), &name, &contents));
+    assert!(check(&fixture.root(), &name, &contents));
 }
 
 /// Promise (Images): On a full disk nothing of an image is left, and the images before it stay.

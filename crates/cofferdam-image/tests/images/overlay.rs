@@ -30,7 +30,7 @@ fn inside(layers: &[PathBuf], script: &str) -> Result<String, String> {
 /// Promise (Images): Under overlayfs, the layers of an image show what its whiteouts leave.
 #[test]
 fn whiteouts_apply_in_an_overlay_mount() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let below = layer(&[
         (DIRECTORY, "./", "", 0o755, b""),
         (FILE, "gone", "", 0o644, b"x"),
@@ -54,8 +54,8 @@ fn whiteouts_apply_in_an_overlay_mount() {
         (FILE, "both/above", "", 0o644, b"x"),
         (FILE, "kept", "", 0o644, b"new"),
     ]);
-    place.store.load(layout(&[(below, gzip), (above, gzip)]).path(), None, &mut |_| ()).unwrap();
-    let found = place.store.resolve("test:1").unwrap();
+    fixture.store.load(layout(&[(below, gzip), (above, gzip)]).path(), None, &mut |_| ()).unwrap();
+    let found = fixture.store.resolve("test:1").unwrap();
     let script = "find . | sort | tr '\\n' ' '; cat kept; rm -r both; echo x > made; find . -name made";
     match inside(&found.layers, script) {
         Ok(text) => assert_eq!(

@@ -20,14 +20,14 @@ fn name(text: &str) -> Reference {
 #[test]
 fn a_private_image_is_pulled_over_tls_with_credentials() {
     let Some(server) = Server::start("a_private_image_is_pulled_over_tls_with_credentials", true) else { return };
-    let place = Place::new();
+    let fixture = Fixture::new();
     let layers = [
         (layer(&[(FILE, "tool", "", 0o755, b"one")]), gzip as fn(&[u8]) -> Vec<u8>),
         (layer(&[(FILE, "more", "", 0o644, b"two")]), zstandard),
     ];
     let digest = pushed(&server, "team/tool", &layers);
     let reference = name(&server.name("team/tool:1"));
-    let pull = |options: &RegistryOptions| place.store.pull(&reference, options, &mut |_| ());
+    let pull = |options: &RegistryOptions| fixture.store.pull(&reference, options, &mut |_| ());
     let untrusted = RegistryOptions { certificates: Vec::new(), ..server.options() };
     let error = pull(&untrusted).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }) && error.to_string().contains("certificate"), "{error}");
@@ -38,24 +38,24 @@ fn a_private_image_is_pulled_over_tls_with_credentials() {
     let error = pull(&wrong).unwrap_err();
     assert!(matches!(error, StoreError::AccessDenied { has_credentials: true, .. }), "{error}");
     assert!(!error.to_string().contains("wrong password"));
-    assert_eq!([place.count("images"), place.count("blobs/sha256"), place.count("work")], [0; 3]);
+    assert_eq!([fixture.count("images"), fixture.count("blobs/sha256"), fixture.count("work")], [0; 3]);
 
     let mut steps = Vec::new();
-    let added = place.store.pull(&reference, &server.options(), &mut |step| steps.push(step)).unwrap();
+    let added = fixture.store.pull(&reference, &server.options(), &mut |step| steps.push(step)).unwrap();
     assert_eq!(added.manifest.to_string(), digest);
     assert!(steps.iter().any(|step| matches!(step, Progress::Reading { done, total: Some(total) } if done == total)));
     assert!(steps.contains(&Progress::Unpacking { layer: 2, layers: 2 }));
-    let found = place.store.resolve(&server.name("team/tool:1")).unwrap();
+    let found = fixture.store.resolve(&server.name("team/tool:1")).unwrap();
     assert_eq!(fs::read_to_string(found.layers[1].join("more")).unwrap(), "two");
     assert_eq!(found.config.cmd, ["sh"]);
     // By digest, too; and nothing is downloaded again.
-    let blobs = place.count("blobs/sha256");
+    let blobs = fixture.count("blobs/sha256");
     let by_digest = name(&server.name(&format!("team/tool@{digest}")));
-    place.store.pull(&by_digest, &server.options(), &mut |_| ()).unwrap();
-    assert_eq!(place.store.resolve(&by_digest.to_string()).unwrap().digest.to_string(), digest);
-    assert_eq!((place.count("blobs/sha256"), place.count("layers")), (blobs, 2));
+    fixture.store.pull(&by_digest, &server.options(), &mut |_| ()).unwrap();
+    assert_eq!(fixture.store.resolve(&by_digest.to_string()).unwrap().digest.to_string(), digest);
+    assert_eq!((fixture.count("blobs/sha256"), fixture.count("layers")), (blobs, 2));
     for missing in ["team/tool:2", "team/none:1"] {
-        let error = place.store.pull(&name(&server.name(missing)), &server.options(), &mut |_| ()).unwrap_err();
+        let error = fixture.store.pull(&name(&server.name(missing)), &server.options(), &mut |_| ()).unwrap_err();
         assert!(matches!(error, StoreError::NotInRegistry { .. }), "{error}");
     }
     let secret = format!("{:?}", server.options());
@@ -67,10 +67,10 @@ fn a_private_image_is_pulled_over_tls_with_credentials() {
 fn a_self_signed_certificate_is_refused_with_the_way_to_a_right_one() {
     let test = "a_self_signed_certificate_is_refused_with_the_way_to_a_right_one";
     let Some(server) = Server::start_self_signed(test) else { return };
-    let place = Place::new();
+    let fixture = Fixture::new();
     for certificates in [Vec::new(), server.options().certificates] {
         let options = RegistryOptions { certificates, ..server.options() };
-        let error = place.store.pull(&name(&server.name("team/tool:1")), &options, &mut |_| ()).unwrap_err();
+        let error = fixture.store.pull(&name(&server.name("team/tool:1")), &options, &mut |_| ()).unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
         let remedy = error.remedy().unwrap();
         assert!(remedy.contains("create an authority and a certificate that it signs"), "{error}: {remedy}");
@@ -80,7 +80,7 @@ fn a_self_signed_certificate_is_refused_with_the_way_to_a_right_one() {
 #[test]
 fn the_image_for_this_architecture_is_chosen_and_a_new_tag_replaces_the_old_one() {
     let Some(server) = Server::start("the_image_for_this_architecture_is_chosen", false) else { return };
-    let place = Place::new();
+    let fixture = Fixture::new();
     let layout = Layout::new();
     let ours = layout.image(&json!({}), &[(layer(&[(FILE, "f", "", 0o644, b"ours")]), gzip)]);
     let theirs = layout.image(&json!({}), &[(layer(&[(FILE, "f", "", 0o644, b"theirs")]), gzip)]);
@@ -99,15 +99,15 @@ fn the_image_for_this_architecture_is_chosen_and_a_new_tag_replaces_the_old_one(
     let (index, _) = layout.put(index.to_string().as_bytes());
     server.push(&layout, "multi", "1", &index);
     let tag = name(&server.name("multi:1"));
-    let added = place.store.pull(&tag, &RegistryOptions::default(), &mut |_| ()).unwrap();
+    let added = fixture.store.pull(&tag, &RegistryOptions::default(), &mut |_| ()).unwrap();
     assert_eq!(added.manifest.to_string(), ours);
     let by_digest = name(&server.name(&format!("multi@{index}")));
-    let added = place.store.pull(&by_digest, &RegistryOptions::default(), &mut |_| ()).unwrap();
+    let added = fixture.store.pull(&by_digest, &RegistryOptions::default(), &mut |_| ()).unwrap();
     assert_eq!(added.manifest.to_string(), ours);
     let newer = pushed(&server, "multi", &[(layer(&[(FILE, "f", "", 0o644, b"newer")]), gzip)]);
-    let used = place.store.resolve(&tag.to_string()).unwrap();
-    place.store.pull(&tag, &RegistryOptions::default(), &mut |_| ()).unwrap();
-    let now = place.store.resolve(&tag.to_string()).unwrap();
+    let used = fixture.store.resolve(&tag.to_string()).unwrap();
+    fixture.store.pull(&tag, &RegistryOptions::default(), &mut |_| ()).unwrap();
+    let now = fixture.store.resolve(&tag.to_string()).unwrap();
     assert_eq!((now.digest.to_string(), used.digest.to_string()), (newer, ours));
     assert_eq!(fs::read_to_string(used.layers[0].join("f")).unwrap(), "ours");
 }
@@ -116,7 +116,7 @@ fn the_image_for_this_architecture_is_chosen_and_a_new_tag_replaces_the_old_one(
 #[test]
 fn two_pulls_at_once_give_one_image() {
     let Some(server) = Server::start("two_pulls_at_once_give_one_image", false) else { return };
-    let place = Place::new();
+    let fixture = Fixture::new();
     let data = noise(3 << 20);
     pushed(
         &server,
@@ -127,7 +127,7 @@ fn two_pulls_at_once_give_one_image() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let store = cofferdam_image::store::ImageStore::open(&place.root(), Options::default()).unwrap();
+                let store = cofferdam_image::store::ImageStore::open(&fixture.root(), Options::default()).unwrap();
                 let reference = name(&server.name("twice:1"));
                 store
                     .pull(&reference, &RegistryOptions::default(), &mut |step| {
@@ -139,10 +139,10 @@ fn two_pulls_at_once_give_one_image() {
             });
         }
     });
-    let found = place.store.resolve(&server.name("twice:1")).unwrap();
+    let found = fixture.store.resolve(&server.name("twice:1")).unwrap();
     assert_eq!(fs::read(found.layers[0].join("f")).unwrap(), data);
     assert_eq!(
-        [place.count("layers"), place.count("images"), place.count("blobs/sha256"), place.count("work")],
+        [fixture.count("layers"), fixture.count("images"), fixture.count("blobs/sha256"), fixture.count("work")],
         [2, 1, 4, 0]
     );
 }
@@ -150,11 +150,12 @@ fn two_pulls_at_once_give_one_image() {
 #[test]
 fn an_image_that_exceeds_the_limit_is_not_downloaded() {
     let Some(server) = Server::start("an_image_that_exceeds_the_limit_is_not_downloaded", false) else { return };
-    let place = Place::with(Options { max_bytes: 1 << 20, ..Options::default() });
+    let fixture = Fixture::with(Options { max_bytes: 1 << 20, ..Options::default() });
     pushed(&server, "large", &[(layer(&[(FILE, "f", "", 0o644, &noise(2 << 20))]), gzip)]);
-    let error = place.store.pull(&name(&server.name("large:1")), &RegistryOptions::default(), &mut |_| ()).unwrap_err();
+    let error =
+        fixture.store.pull(&name(&server.name("large:1")), &RegistryOptions::default(), &mut |_| ()).unwrap_err();
     assert!(matches!(error, StoreError::QuotaExceeded { .. }), "{error}");
-    assert_eq!([place.count("blobs/sha256"), place.count("work")], [0; 2]);
+    assert_eq!([fixture.count("blobs/sha256"), fixture.count("work")], [0; 2]);
 }
 
 /// Answers each connection with what `answer` returns for the path, and closes it.
@@ -192,18 +193,18 @@ type Answer = Box<dyn Fn(&str, &mut TcpStream) + Send>;
 /// Promise (Images): A hostile registry gets neither memory, nor time, nor credentials.
 #[test]
 fn hostile_registries_are_refused() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let refused = |answer: Answer, expected: &str| {
         let port = hostile(
             move |path, stream| if path == "/v2/" { send(stream, "200 OK", "", b"") } else { answer(path, stream) },
         );
         let begun = Instant::now();
         let reference = name(&format!("127.0.0.1:{port}/a/b:1"));
-        let error = place.store.pull(&reference, &RegistryOptions::default(), &mut |_| ()).unwrap_err().to_string();
+        let error = fixture.store.pull(&reference, &RegistryOptions::default(), &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains(expected) && !error.contains('\u{1b}'), "{expected}: {error}");
         assert!(begun.elapsed() < Duration::from_secs(30));
         assert_eq!(
-            [place.count("images"), place.count("blobs/sha256"), place.count("layers"), place.count("work")],
+            [fixture.count("images"), fixture.count("blobs/sha256"), fixture.count("layers"), fixture.count("work")],
             [0; 4]
         );
     };
@@ -271,12 +272,12 @@ fn hostile_registries_are_refused() {
 
 #[test]
 fn a_registry_elsewhere_is_never_used_without_tls() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     // The address leads to this host, but its name does not say so.
     let port = hostile(|_, stream| send(stream, "200 OK", "", b"{}"));
     let host = format!("{}:{port}", gethostname());
     let reference = name(&format!("{host}/a:1"));
-    let error = place.store.pull(&reference, &RegistryOptions::default(), &mut |_| ()).unwrap_err();
+    let error = fixture.store.pull(&reference, &RegistryOptions::default(), &mut |_| ()).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
 }
 

@@ -115,12 +115,12 @@ pub fn layout(layers: &[Packed]) -> Layout {
 }
 
 /// A store in a temporary directory.
-pub struct Place {
+pub struct Fixture {
     temp: tempfile::TempDir,
     pub store: ImageStore,
 }
 
-impl Place {
+impl Fixture {
     pub fn new() -> Self {
         Self::with(Options::default())
     }

@@ -11,11 +11,11 @@ use cofferdam_image::{Cache, ImageError, Images, KernelSource, Progress, RootSou
 use cofferdam_linux::named::Directory;
 
 fn has_mkfs(test: &str) -> bool {
-    let there = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists());
-    if !there {
+    let exists = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists());
+    if !exists {
         println!("SKIP {test}: no mkfs.ext4 here (package e2fsprogs)");
     }
-    there
+    exists
 }
 
 /// Returns a source of files that needs no packages. No VM could boot from it.

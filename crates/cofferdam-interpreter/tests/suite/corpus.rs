@@ -166,9 +166,9 @@ const PYTHON: &[(&str, &str)] = &[
     ("mask", "import os\nmask = os.umask(0)\nprint(oct(mask))"),
     (
         "links-and-moves",
-        "import os\nfor place in '/workspace', '/tmp':\n    for name in 'from', 'to':\n        os.makedirs(f'{place}/own/{name}')\n    \
-         open(f'{place}/own/from/x', 'w').write('x')\n    os.link(f'{place}/own/from/x', f'{place}/own/to/linked')\n    \
-         os.rename(f'{place}/own/from/x', f'{place}/own/to/moved')\n    print(sorted(os.listdir(f'{place}/own/to')))",
+        "import os\nfor top in '/workspace', '/tmp':\n    for name in 'from', 'to':\n        os.makedirs(f'{top}/own/{name}')\n    \
+         open(f'{top}/own/from/x', 'w').write('x')\n    os.link(f'{top}/own/from/x', f'{top}/own/to/linked')\n    \
+         os.rename(f'{top}/own/from/x', f'{top}/own/to/moved')\n    print(sorted(os.listdir(f'{top}/own/to')))",
     ),
     (
         "more-orphans-than-processes",
@@ -336,7 +336,7 @@ async fn both(backend: &ProcessBackend, config: &InterpreterConfig, request: Exe
 fn observable(completed: &Completed) -> String {
     let exit = &completed.exit;
     let text = |bytes: &[u8]| {
-        let text = own_places(&String::from_utf8_lossy(bytes));
+        let text = without_own_names(&String::from_utf8_lossy(bytes));
         if text.len() > 100_000 { format!("{} bytes", text.len()) } else { text }
     };
     let ended = (exit.code, exit.signal, exit.truncated, exit.usage.output_bytes, exit.killed_by);
@@ -348,7 +348,7 @@ fn observable(completed: &Completed) -> String {
     format!("{ended}\n{}\n{}", text(&completed.stdout), text(&completed.stderr))
 }
 
-fn own_places(text: &str) -> String {
+fn without_own_names(text: &str) -> String {
     let lines = text.lines().filter(|line| !line.ends_with(OWN));
     let lines = lines.map(|line| {
         let mut line = line.to_owned();

@@ -193,11 +193,11 @@ fn output_is_cut_at_the_requests_maximum_and_counted_beyond_every_maximum() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig { max_output: ByteSize::from_mebibytes(1), ..InterpreterConfig::python() };
-        for most in [1000, 1 << 20] {
+        for max in [1000, 1 << 20] {
             let text = "import sys\nfor i in range(200):\n    sys.stdout.write('x' * 100_000)";
-            let request = request(text).max_output(ByteSize::from_bytes(most)).build().expect("valid");
+            let request = request(text).max_output(ByteSize::from_bytes(max)).build().expect("valid");
             let completed = warm(&backend, &config).await.run(request).await.expect("it runs");
-            assert_eq!(completed.stdout.len() as u64, most);
+            assert_eq!(completed.stdout.len() as u64, max);
             assert!(completed.exit.truncated);
             assert_eq!(completed.exit.usage.output_bytes, 20_000_000);
         }
@@ -289,8 +289,8 @@ fn a_request_that_cannot_start_fails_with_the_reason() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig::python();
-        let there = SandboxPath::new("no/such/directory").expect("valid");
-        let request = request("print(1)").working_dir(there).build().expect("valid");
+        let missing = SandboxPath::new("no/such/directory").expect("valid");
+        let request = request("print(1)").working_dir(missing).build().expect("valid");
         let error = warm(&backend, &config).await.start(request.clone()).await.expect_err("the directory is not there");
         let cold = sandbox(&backend, 0).await.start(request).await.expect_err("the directory is not there");
         assert_eq!((error.kind(), error.message()), (cold.kind(), cold.message()), "{error}");
@@ -324,8 +324,8 @@ fn the_sandbox_lives_as_long_as_a_reference_to_it() {
         let handle = waiting.start(python("open('result', 'w').write('kept')")).await.expect("it starts");
         assert!(handle.exit().await.expect("it ends").success());
         let path = SandboxPath::new("result").expect("valid");
-        let kept = sandbox.read_file_to_end(&path, ByteSize::from_mebibytes(1)).await.expect("it is there");
-        assert_eq!(kept, b"kept");
+        let contents = sandbox.read_file_to_end(&path, ByteSize::from_mebibytes(1)).await.expect("it is there");
+        assert_eq!(contents, b"kept");
         drop(handle);
 
         let weak = {

@@ -70,11 +70,11 @@ pub fn printed(completed: &Completed) -> String {
 pub async fn has(backend: &ProcessBackend, test: &str, config: &InterpreterConfig) -> bool {
     let probe = [config.command[0].as_str(), "--version"];
     let found = sandbox(backend, 0).await.exec(ExecRequest::argv(probe).build().expect("valid")).await;
-    let there = found.is_ok_and(|completed| completed.exit.success());
-    if !there {
+    let works = found.is_ok_and(|completed| completed.exit.success());
+    if !works {
         println!("SKIP {test}: {} cannot be run here", config.command[0]);
     }
-    there
+    works
 }
 
 /// Returns the file extension of a runtime's scripts.

@@ -103,8 +103,8 @@ impl Assembler {
             return yes;
         }
         // Each placement may write one instruction, and so increase the distance of the other target by one.
-        let yes = self.place(yes, REACH - 1);
-        let no = self.place(no, REACH);
+        let yes = self.reachable(yes, REACH - 1);
+        let no = self.reachable(no, REACH);
         let (code, k) = match condition {
             Condition::Equal(k) => (EQUAL, k),
             Condition::AtLeast(k) => (0x35, k), // BPF_JMP | BPF_JGE | BPF_K
@@ -131,12 +131,12 @@ impl Assembler {
     }
 
     fn fall_through(&mut self, code: u16, k: u32, next: Target) -> Target {
-        self.place(next, 0);
+        self.reachable(next, 0);
         self.push(Instruction { code, jt: 0, jf: 0, k })
     }
 
     /// Returns the position of `target`, or of a stand-in for it, within reach of the next instruction.
-    fn place(&mut self, target: Target, reach: usize) -> usize {
+    fn reachable(&mut self, target: Target, reach: usize) -> usize {
         let known = match (self.nearest.get(&target), target) {
             (Some(&position), _) | (None, Target::At(position)) => Some(position),
             (None, Target::Return(_)) => None,
@@ -164,7 +164,7 @@ impl Assembler {
     }
 
     fn short(&self, position: usize) -> u8 {
-        u8::try_from(self.distance(position)).expect("place() keeps targets in reach")
+        u8::try_from(self.distance(position)).expect("reachable() keeps targets in reach")
     }
 
     fn push(&mut self, instruction: Instruction) -> Target {

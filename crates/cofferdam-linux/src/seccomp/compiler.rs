@@ -91,7 +91,7 @@ fn ranges<'a>(arch: Arch, verdict: impl Fn(Option<&'a str>) -> Verdict) -> Vec<R
         end = number + 1;
     }
     ranges.push(Range { start: end, verdict: verdict(None) });
-    ranges.dedup_by(|next, kept| next.verdict == kept.verdict);
+    ranges.dedup_by(|next, previous| next.verdict == previous.verdict);
     ranges
 }
 

@@ -32,10 +32,10 @@ impl Caller<'_> {
         }
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
-        let place = &self.server.place;
+        let profile = &self.server.profile;
         let (result, outputs) =
-            self.server.executor.execute_head_tail(place, &**found.sandbox, request, max_output, &on_output).await?;
-        answer(result, outputs, max_output, None, found.place.clone())
+            self.server.executor.execute_head_tail(profile, &**found.sandbox, request, max_output, &on_output).await?;
+        answer(result, outputs, max_output, None, found.used.clone())
     }
 
     /// Runs code in the sandbox's live interpreter of this name. Starts the interpreter if there is none.
@@ -55,23 +55,23 @@ impl Caller<'_> {
                 .await
                 .map_err(|error| name.gone(&session, error))?,
             Entered::New(opening) => {
-                let (place, spec, language) = (&server.place, found.sandbox.spec(), request.language.clone());
+                let (profile, spec, language) = (&server.profile, found.sandbox.spec(), request.language.clone());
                 let max_open = server.config.code.sessions.max_open;
                 let mut opened = None;
                 let open = async {
                     let reservation = Box::new(server.store.reserve_interpreter(self.account(), max_open)?);
                     let session =
-                        server.interpreters.open_holding(place, &found.sandbox, &language, reservation).await?;
+                        server.interpreters.open_holding(profile, &found.sandbox, &language, reservation).await?;
                     Ok(Arc::clone(opened.insert(opening.done(session))))
                 };
-                let called = server.executor.call_first(place, spec, request, open, max_output, &on_output).await;
+                let called = server.executor.call_first(profile, spec, request, open, max_output, &on_output).await;
                 called.map_err(|error| match &opened {
                     Some(session) => name.gone(session, error),
                     None => error,
                 })?
             }
         };
-        answer(result, outputs, max_output, Some(&name), found.place.clone())
+        answer(result, outputs, max_output, Some(&name), found.used.clone())
     }
 }
 
@@ -92,7 +92,7 @@ fn answer(
     outputs: [HeadTail; 2],
     max_output: usize,
     session: Option<&Name>,
-    place: UsedSandbox,
+    used: UsedSandbox,
 ) -> Result<CallToolResult> {
     let (stdout, stderr, end) = text::outputs(outputs, max_output, End::from(&result));
     let mut text = text::of(&stdout, &stderr, &end);
@@ -129,7 +129,7 @@ fn answer(
         posture: result.meta.posture,
         execution: result.id,
         session,
-        place,
+        used,
         results: result.results.into_iter().map(rich).collect(),
     };
     let content = std::iter::once(ContentBlock::text(text)).chain(images).collect();

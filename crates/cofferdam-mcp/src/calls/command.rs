@@ -21,15 +21,15 @@ pub fn shells(languages: &Languages) -> impl Iterator<Item = &'static str> {
 
 impl Caller<'_> {
     pub(super) async fn run_command(self, arguments: RunCommand) -> Result<CallToolResult> {
-        let asked = arguments.working_dir.as_deref().map(SandboxPath::new).transpose()?;
+        let requested = arguments.working_dir.as_deref().map(SandboxPath::new).transpose()?;
         let mut request = request(&arguments)?;
         let max_output = text::max_output(&request, &self.server.executor.config().bounds)?;
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let sandbox = &found.sandbox;
-        request.working_dir = asked.clone().unwrap_or_else(|| sandbox.working_dir());
+        request.working_dir = requested.clone().unwrap_or_else(|| sandbox.working_dir());
         let line = match self.in_shell(sandbox, request.clone(), max_output).await {
             // The directory of the previous line may be deleted.
-            Err(error) if asked.is_none() && !request.working_dir.is_workspace() && is_about_directory(&error) => {
+            Err(error) if requested.is_none() && !request.working_dir.is_workspace() && is_about_directory(&error) => {
                 request.working_dir = SandboxPath::default();
                 self.in_shell(sandbox, request.clone(), max_output).await?
             }
@@ -42,7 +42,7 @@ impl Caller<'_> {
             stderr,
             end,
             working_dir: sandbox.working_dir().inside(),
-            place: found.place.clone(),
+            used: found.used.clone(),
         };
         let text = text::of(&result.stdout, &result.stderr, &result.end);
         structured(&result, vec![ContentBlock::text(text)])
@@ -56,16 +56,16 @@ impl Caller<'_> {
                 .with_remedy("use run_code with a language that the server allows"));
         };
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
-        let (executor, place) = (&self.server.executor, &self.server.place);
+        let (executor, profile) = (&self.server.executor, &self.server.profile);
         for shell in before {
             request.language = (*shell).to_owned();
-            match executor.run_line(place, &***sandbox, request.clone(), max_output, &on_output).await {
+            match executor.run_line(profile, &***sandbox, request.clone(), max_output, &on_output).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 line => return line,
             }
         }
         request.language = (*last).to_owned();
-        executor.run_line(place, &***sandbox, request, max_output, &on_output).await
+        executor.run_line(profile, &***sandbox, request, max_output, &on_output).await
     }
 }
 

@@ -63,7 +63,7 @@ impl Caller<'_> {
         }
         let found = self.find_lasting(arguments.sandbox.as_deref()).await?;
         let bytes = found.sandbox.write_bytes(&path, data).await?;
-        structured(&Written { path: path.as_str().to_owned(), bytes, place: found.place.clone() }, Vec::new())
+        structured(&Written { path: path.as_str().to_owned(), bytes, used: found.used.clone() }, Vec::new())
     }
 
     pub(super) async fn edit_file(self, arguments: EditFile) -> Result<CallToolResult> {

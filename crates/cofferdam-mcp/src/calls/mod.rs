@@ -39,7 +39,7 @@ pub struct Caller<'a> {
 /// A sandbox for one call.
 struct Found<'a> {
     sandbox: InUse,
-    place: UsedSandbox,
+    used: UsedSandbox,
     /// The guard of a sandbox that exists only for this call.
     _temporary: Option<Temporary<'a>>,
 }
@@ -111,8 +111,8 @@ impl<'a> Caller<'a> {
     async fn find(self, named: Option<&str>) -> Result<Found<'a>> {
         if let Some(id) = named {
             let sandbox = self.server.store.enter(self.owner, id)?;
-            let place = UsedSandbox { sandbox: Some(id.to_owned()), created: false };
-            return Ok(Found { sandbox, place, _temporary: None });
+            let used = UsedSandbox { sandbox: Some(id.to_owned()), created: false };
+            return Ok(Found { sandbox, used, _temporary: None });
         }
         let spec = || Source::Spec(Box::new(self.server.config.spec.clone()));
         if self.owner == Owner::Anyone {
@@ -120,20 +120,20 @@ impl<'a> Caller<'a> {
             let temporary = Temporary { server: self.server, id: sandbox.id().to_owned() };
             return Ok(Found {
                 sandbox,
-                place: UsedSandbox { sandbox: None, created: true },
+                used: UsedSandbox { sandbox: None, created: true },
                 _temporary: Some(temporary),
             });
         }
         // Concurrent calls wait for the sandbox that this call creates.
         let mut own = self.own.lock().await;
         if let Some(sandbox) = own.as_deref().and_then(|id| self.server.store.enter(self.owner, id).ok()) {
-            let place = UsedSandbox { sandbox: Some(sandbox.id().to_owned()), created: false };
-            return Ok(Found { sandbox, place, _temporary: None });
+            let used = UsedSandbox { sandbox: Some(sandbox.id().to_owned()), created: false };
+            return Ok(Found { sandbox, used, _temporary: None });
         }
         let sandbox = self.server.create(self.account(), spec()).await?;
         *own = Some(sandbox.id().to_owned());
-        let place = UsedSandbox { sandbox: Some(sandbox.id().to_owned()), created: true };
-        Ok(Found { sandbox, place, _temporary: None })
+        let used = UsedSandbox { sandbox: Some(sandbox.id().to_owned()), created: true };
+        Ok(Found { sandbox, used, _temporary: None })
     }
 
     /// Returns the sandbox that a call names, else the session's own sandbox, if it exists.

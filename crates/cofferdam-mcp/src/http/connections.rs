@@ -122,8 +122,8 @@ impl Table {
         for entry in self.entries.values().filter(|entry| of(entry)) {
             *counts.entry(entry.client).or_default() += 1;
         }
-        let most = counts.values().copied().max().unwrap_or_default();
-        let candidates = self.entries.iter().filter(|(_, entry)| of(entry) && counts[&entry.client] == most);
+        let highest = counts.values().copied().max().unwrap_or_default();
+        let candidates = self.entries.iter().filter(|(_, entry)| of(entry) && counts[&entry.client] == highest);
         let Some(id) = candidates.min_by_key(|(_, entry)| entry.since).map(|(id, _)| *id) else { return false };
         // Cancelling ends the connection's task. It cannot return, because it has no entry.
         if let Some(entry) = self.entries.remove(&id) {

@@ -77,7 +77,7 @@ impl Served {
             ("Accept", "application/json, text/event-stream".to_owned()),
         ];
         for (name, value) in &usual {
-            if !headers.iter().any(|(given, _)| given == name) {
+            if !headers.iter().any(|(present, _)| present == name) {
                 text += &format!("{name}: {value}\r\n");
             }
         }
@@ -210,8 +210,8 @@ async fn without_sessions_the_id_is_the_right() {
     let lost = served.stateless("run_code", nowhere).await;
     assert_eq!(lost["_meta"]["cofferdam/error"]["kind"], "invalid-input", "{lost}");
     served.stateless("run_code", live("x = 41", &created)).await;
-    let kept = served.stateless("run_code", live("print(x + 1)", &created)).await;
-    assert_eq!(kept["structuredContent"]["stdout"], "42\n", "{kept}");
+    let answer = served.stateless("run_code", live("print(x + 1)", &created)).await;
+    assert_eq!(answer["structuredContent"]["stdout"], "42\n", "{answer}");
     let stranger = served.session().await;
     let theirs = served.tool(&stranger, "run_code", live("x", &created)).await;
     assert_eq!(theirs["_meta"]["cofferdam/error"]["kind"], "not-found", "{theirs}");

@@ -156,12 +156,12 @@ impl Client {
 }
 
 /// Counts the processes of this host with a mark in their command line, except this one.
-pub fn running(mark: &str) -> usize {
+pub fn running(marker: &str) -> usize {
     let own = std::process::id().to_string();
     let entries = std::fs::read_dir("/proc").expect("proc");
     let holds = |name: &str| {
         let line = std::fs::read(format!("/proc/{name}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(mark)
+        String::from_utf8_lossy(&line).contains(marker)
     };
     entries
         .flatten()
@@ -171,10 +171,10 @@ pub fn running(mark: &str) -> usize {
 }
 
 /// Waits until this number of marked processes run.
-pub async fn until_running(mark: &str, count: usize, limit: Duration) {
+pub async fn until_running(marker: &str, count: usize, limit: Duration) {
     let deadline = tokio::time::Instant::now() + limit;
-    while running(mark) != count {
-        assert!(tokio::time::Instant::now() < deadline, "{} of {mark} run, and not {count}", running(mark));
+    while running(marker) != count {
+        assert!(tokio::time::Instant::now() < deadline, "{} of {marker} run, and not {count}", running(marker));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -64,9 +64,9 @@ async fn variables_persist_between_calls() {
     let plain = client.works("run_code", json!({"language": "python", "code": unset})).await;
     assert_eq!((&plain["stdout"], &plain["session"]), (&json!("False\n"), &Value::Null), "{plain}");
     let sandbox = client.works("create_sandbox", json!({})).await["sandbox"].clone();
-    let mut there = python("main", unset);
-    there["sandbox"] = sandbox;
-    assert_eq!(client.works("run_code", there).await["stdout"], "False\n");
+    let mut request = python("main", unset);
+    request["sandbox"] = sandbox;
+    assert_eq!(client.works("run_code", request).await["stdout"], "False\n");
     client.gone().await;
 }
 

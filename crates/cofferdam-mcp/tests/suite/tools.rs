@@ -190,13 +190,14 @@ async fn no_tool_writes_to_a_read_only_mount() {
 async fn binary_file_is_returned_as_a_blob() {
     let mut client = Client::processes().await;
     let bytes = STANDARD.encode(b"\xff\xfe\0x");
-    let made = client.works("write_file", json!({"path": "a b/é.bin", "content": bytes, "encoding": "base64"})).await;
+    let written =
+        client.works("write_file", json!({"path": "a b/é.bin", "content": bytes, "encoding": "base64"})).await;
     let read = client.tool("read_file", json!({"path": "a b/é.bin"})).await;
     let resource = &read["content"][0]["resource"];
     assert_eq!((&resource["blob"], &read["structuredContent"]["text"]), (&json!(bytes), &Value::Null), "{read}");
     let listed = client.request("resources/list", json!({})).await;
     let uri = listed["result"]["resources"][0]["uri"].as_str().unwrap().to_owned();
-    assert_eq!(uri, format!("cofferdam://{}/a%20b/%C3%A9.bin", made["sandbox"].as_str().unwrap()));
+    assert_eq!(uri, format!("cofferdam://{}/a%20b/%C3%A9.bin", written["sandbox"].as_str().unwrap()));
     let read = client.request("resources/read", json!({"uri": uri})).await;
     assert_eq!(read["result"]["contents"][0]["blob"], json!(bytes), "{read}");
     let templates = client.request("resources/templates/list", json!({})).await;
@@ -313,8 +314,8 @@ async fn every_file_is_listed_however_many_there_are() {
     let line = "mkdir -p a/b/c d 'e f' empty; for i in $(seq 30); do mkdir z$i; done; \
                 for at in . a a/b a/b/c d 'e f'; do for i in $(seq 9); do : > \"$at/$i%\"; done; done";
     for _ in 0..2 {
-        let made = client.works("create_sandbox", json!({})).await["sandbox"].clone();
-        let done = client.works("run_command", json!({"command": line, "sandbox": made})).await;
+        let created = client.works("create_sandbox", json!({})).await["sandbox"].clone();
+        let done = client.works("run_command", json!({"command": line, "sandbox": created})).await;
         assert_eq!(done["exit_code"], 0, "{done}");
     }
     let (mut seen, mut cursor) = (std::collections::BTreeSet::new(), json!({}));

@@ -46,17 +46,17 @@ impl Context {
 
 /// Returns the members that fit, and pointers to the others.
 fn bounded(metadata: &Map<String, Value>) -> (Map<String, Value>, Vec<String>) {
-    let (mut kept, mut dropped, mut size) = (Map::new(), Vec::new(), 0);
+    let (mut retained, mut dropped, mut size) = (Map::new(), Vec::new(), 0);
     for (name, value) in metadata {
         let length = name.len() + value.to_string().len();
         if size + length > MAX_METADATA {
             dropped.push(format!("/metadata/{}", name.replace('~', "~0").replace('/', "~1")));
         } else {
             size += length;
-            kept.insert(name.clone(), value.clone());
+            retained.insert(name.clone(), value.clone());
         }
     }
-    (kept, dropped)
+    (retained, dropped)
 }
 
 /// Returns a random identifier of a request.

@@ -270,26 +270,26 @@ impl Files {
             let parts = rest.split('/').count() as u64;
             self.check_room(&path, *used, parts * ENTRY_BYTES + length)?;
             let parent = rest.rsplit_once('/').map_or("", |(parent, _)| parent);
-            let made = make_directories(root.as_fd(), parent).map_err(|error| failed(&path, error))?;
+            let directories = make_directories(root.as_fd(), parent).map_err(|error| failed(&path, error))?;
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
             let created = beneath::open(root.as_fd(), Path::new(rest), flags, Mode::from_raw_mode(0o644));
             let mut file = std::fs::File::from(created.map_err(|error| failed(&path, error))?);
-            self.add(&path, &mut used, (made + 1) * ENTRY_BYTES + length);
+            self.add(&path, &mut used, (directories + 1) * ENTRY_BYTES + length);
             file.write_all(&bytes).map_err(|error| failed(&path, error))?;
             return Ok(json!({"size": length}));
         };
         let mut file = open_plain(&found, OFlags::WRONLY, &path)?;
         let before = file.metadata().map_err(|error| failed(&path, error))?.len();
-        let kept = if append { before } else { 0 };
-        let after = kept + length;
+        let offset = if append { before } else { 0 };
+        let after = offset + length;
         self.check_room(&path, *used, after.saturating_sub(before))?;
         self.add(&path, &mut used, after);
         if !path.starts_with('/') {
             *used = used.saturating_sub(before);
         }
         let written = (|| {
-            file.set_len(kept)?;
-            file.seek(SeekFrom::Start(kept))?;
+            file.set_len(offset)?;
+            file.seek(SeekFrom::Start(offset))?;
             file.write_all(&bytes)
         })();
         written.map_err(|error| failed(&path, error))?;
@@ -315,8 +315,8 @@ impl Files {
         let (root, rest) = self.resolve(path, &self.write, true)?;
         let mut used = self.used.lock();
         self.check_room(path, *used, rest.split('/').count() as u64 * ENTRY_BYTES)?;
-        let made = make_directories(root.as_fd(), rest).map_err(|error| failed(path, error))?;
-        self.add(path, &mut used, made * ENTRY_BYTES);
+        let created = make_directories(root.as_fd(), rest).map_err(|error| failed(path, error))?;
+        self.add(path, &mut used, created * ENTRY_BYTES);
         Ok(Value::Null)
     }
 
@@ -366,18 +366,18 @@ fn open_plain(found: &OwnedFd, flags: OFlags, path: &str) -> Result<std::fs::Fil
 
 /// Creates a directory and its parents beneath `root`. Returns the number of new ones.
 fn make_directories(root: BorrowedFd<'_>, path: &str) -> io::Result<u64> {
-    let mut made = 0;
+    let mut created = 0;
     let mut below = rustix::fs::openat(root, ".", OPEN_DIRECTORY, Mode::empty())?;
     for part in path.split('/').filter(|part| !part.is_empty()) {
         match rustix::fs::mkdirat(&below, part, Mode::from_raw_mode(0o755)) {
-            Ok(()) => made += 1,
+            Ok(()) => created += 1,
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         // A link that leads elsewhere is not followed.
         below = rustix::fs::openat(&below, part, OPEN_DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
     }
-    Ok(made)
+    Ok(created)
 }
 
 /// Returns the bytes in a directory.

@@ -313,8 +313,8 @@ fn check_strategy(manifest: &Manifest, strategy: Strategy, mode: Mode, log: &Log
 }
 
 /// Returns the plugin's configuration: the given one, with the defaults of the schema.
-fn configuration(manifest: &Manifest, given: Option<Value>) -> Result<Value> {
-    let mut config = given.unwrap_or_else(|| Value::Object(Map::new()));
+fn configuration(manifest: &Manifest, configured: Option<Value>) -> Result<Value> {
+    let mut config = configured.unwrap_or_else(|| Value::Object(Map::new()));
     let Some(schema) = manifest.config_schema.clone().map(Value::Object) else { return Ok(config) };
     add_defaults(&schema, &mut config, 0);
     let validator =
@@ -353,15 +353,15 @@ fn compile(manifest: &Manifest) -> Result<BTreeMap<String, Schemas>> {
     compiled.collect()
 }
 
-/// Checks a value. The message of an error names places of the value, and never the value.
+/// Checks a value. The message of an error names locations in the value, and never the value.
 fn check(validator: Option<&Validator>, value: &Value, what: &str) -> std::result::Result<(), String> {
     let Some(validator) = validator else { return Ok(()) };
     let errors: Vec<String> = validator
         .iter_errors(value)
         .take(MAX_ERRORS)
         .map(|error| {
-            let place = error.instance_path().to_string();
-            format!("{}: {}", if place.is_empty() { "/" } else { &place }, shown(&error.masked().to_string()))
+            let location = error.instance_path().to_string();
+            format!("{}: {}", if location.is_empty() { "/" } else { &location }, shown(&error.masked().to_string()))
         })
         .collect();
     if errors.is_empty() { Ok(()) } else { Err(format!("{what} does not fit its schema: {}", errors.join("; "))) }

@@ -147,10 +147,10 @@ impl Tail {
 
     /// Adds output. Returns the lines that are complete now.
     pub fn add(&mut self, bytes: &[u8]) -> String {
-        let kept = &bytes[bytes.len().saturating_sub(self.capacity)..];
-        let excess = (self.bytes.len() + kept.len()).saturating_sub(self.capacity);
+        let recent = &bytes[bytes.len().saturating_sub(self.capacity)..];
+        let excess = (self.bytes.len() + recent.len()).saturating_sub(self.capacity);
         self.bytes.drain(..excess);
-        self.bytes.extend(kept);
+        self.bytes.extend(recent);
         self.open.extend_from_slice(bytes);
         let whole = match self.open.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => end + 1,

@@ -114,12 +114,12 @@ mod tests {
 
     #[test]
     fn a_span_continues_the_trace_of_its_parent() {
-        let given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
-        let span = Span::call(Some(given));
+        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+        let span = Span::call(Some(parent));
         let own = span.traceparent();
-        assert!(own.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && own.ends_with("-00") && own != given);
+        assert!(own.starts_with("00-0af7651916cd43dd8448eb211c80319c-") && own.ends_with("-00") && own != parent);
         for bad in
-            ["", "x", "00-0-0-0", "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", &given.to_uppercase()]
+            ["", "x", "00-0-0-0", "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", &parent.to_uppercase()]
         {
             assert_eq!(Parent::read(bad), None, "{bad}");
         }

@@ -179,7 +179,7 @@ pub(crate) fn plain_header(path: &str, kind: EntryType, size: u64, mode: u32) ->
 }
 
 /// Returns true if a header has room for the path of an entry.
-pub(crate) fn fits(path: &str) -> bool {
+pub(crate) fn is_valid_path(path: &str) -> bool {
     Header::new_ustar().set_path(format!("{FILES}/{path}")).is_ok()
 }
 

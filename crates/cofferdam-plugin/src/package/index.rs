@@ -170,7 +170,7 @@ pub(crate) fn check_path(path: &str) -> std::result::Result<(), &'static str> {
         }
     }
     // The header divides a path into a prefix of 155 bytes and a name of 100.
-    match super::archive::fits(path) {
+    match super::archive::is_valid_path(path) {
         true => Ok(()),
         false => Err("has a path that does not fit into an archive"),
     }

@@ -155,7 +155,7 @@ mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
 
-    fn place() -> (tempfile::TempDir, PathBuf) {
+    fn key_path() -> (tempfile::TempDir, PathBuf) {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().canonicalize().unwrap().join("key");
         (temp, path)
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_created_key_is_private_and_signs_for_its_public_key_alone() {
-        let (_temp, path) = place();
+        let (_temp, path) = key_path();
         let (public, beside) = SigningKey::create(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(matches!(SigningKey::create(&path), Err(PackageError::Exists { .. })));
@@ -172,7 +172,7 @@ mod tests {
         let mut signature = [0; 64];
         hex::decode(key.sign("digest").as_bytes(), &mut signature).unwrap();
         assert!(public.verifies("digest", &signature) && !public.verifies("other", &signature));
-        let (_temp, other) = place();
+        let (_temp, other) = key_path();
         assert!(!SigningKey::create(&other).unwrap().0.verifies("digest", &signature));
         assert_eq!(PublicKey::from_hex(&public.to_hex()), Some(public));
         assert_eq!(format!("{key:?}"), "SigningKey(hidden)");
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn key_files_that_others_read_or_that_are_no_keys_are_refused() {
-        let (_temp, path) = place();
+        let (_temp, path) = key_path();
         let (_, beside) = SigningKey::create(&path).unwrap();
         assert!(matches!(PublicKey::read(&path), Err(PackageError::KeyFile { .. })));
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();

@@ -255,18 +255,18 @@ impl Store {
         Ok(names)
     }
 
-    /// Unpacks a package into its place, unless it is there.
+    /// Unpacks a package into its directory, unless it is there.
     fn keep(&self, package: &Package) -> Result<()> {
-        let place = self.package_path(package.digest());
-        let existing = open(&place.join(INDEX)).and_then(|file| bounded(&file, MAX_INDEX));
+        let destination = self.package_path(package.digest());
+        let existing = open(&destination.join(INDEX)).and_then(|file| bounded(&file, MAX_INDEX));
         if existing.is_ok_and(|bytes| bytes == package.head[0]) {
             return Ok(());
         }
-        self.discard(&place)?;
+        self.discard(&destination)?;
         let parent = self.root.join("store");
         let work = tempfile::Builder::new().prefix(WORK).tempdir_in(&parent).map_err(io("create", &parent))?;
         unpack(package, work.path())?;
-        fs::rename(work.path(), &place).map_err(io("move into place", &place))?;
+        fs::rename(work.path(), &destination).map_err(io("move into place", &destination))?;
         // The directory has another name now, and stays.
         let _ = work.keep();
         Ok(())
@@ -308,16 +308,17 @@ impl Store {
     }
 
     /// Removes an unpacked package, unless a host uses it. First it loses its name, so that no process finds half of it.
-    fn discard(&self, place: &Path) -> Result<()> {
-        if !place.exists() {
+    fn discard(&self, directory: &Path) -> Result<()> {
+        if !directory.exists() {
             return Ok(());
         }
-        let index = open(&place.join(INDEX));
+        let index = open(&directory.join(INDEX));
         if index.as_ref().is_ok_and(|file| file.try_lock().is_err()) {
             return Ok(());
         }
-        let aside = self.root.join("store").join(format!("{WORK}{}", place.file_name().unwrap_or_default().display()));
-        fs::rename(place, &aside).map_err(io("remove", place))?;
+        let aside =
+            self.root.join("store").join(format!("{WORK}{}", directory.file_name().unwrap_or_default().display()));
+        fs::rename(directory, &aside).map_err(io("remove", directory))?;
         fs::remove_dir_all(&aside).map_err(io("remove", &aside))
     }
 

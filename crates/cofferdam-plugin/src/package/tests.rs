@@ -16,23 +16,23 @@ const MANIFEST: &str =
     "manifest = 1\nname = \"hello\"\nversion = \"1.0.0\"\nruntime = \"python\"\nentry = \"main:activate\"\n";
 
 /// A directory with a plugin, a key and a store.
-struct Place {
+struct Fixture {
     _temp: tempfile::TempDir,
     top: PathBuf,
     key: SigningKey,
 }
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
         let top = temp.path().canonicalize().unwrap();
         SigningKey::create(&top.join("key")).unwrap();
         let key = SigningKey::read(&top.join("key")).unwrap();
-        let place = Self { _temp: temp, top, key };
-        fs::create_dir(place.plugin()).unwrap();
-        place.write("plugin.toml", MANIFEST);
-        place.write("main.py", "def activate(plugin): pass\n");
-        place
+        let fixture = Self { _temp: temp, top, key };
+        fs::create_dir(fixture.plugin()).unwrap();
+        fixture.write("plugin.toml", MANIFEST);
+        fixture.write("main.py", "def activate(plugin): pass\n");
+        fixture
     }
 
     fn plugin(&self) -> PathBuf {
@@ -100,24 +100,24 @@ fn opened(bytes: &[u8]) -> Result<Package, PackageError> {
 /// Promise (Plugins): The same files and key give the same package.
 #[test]
 fn a_directory_is_packed_to_the_same_bytes_without_caches_and_times() {
-    let place = Place::new();
-    place.write("lib/a.py", "a");
-    fs::create_dir(place.plugin().join("empty")).unwrap();
-    symlink("lib/a.py", place.plugin().join("link")).unwrap();
-    let first = place.bytes(&place.key);
+    let fixture = Fixture::new();
+    fixture.write("lib/a.py", "a");
+    fs::create_dir(fixture.plugin().join("empty")).unwrap();
+    symlink("lib/a.py", fixture.plugin().join("link")).unwrap();
+    let first = fixture.bytes(&fixture.key);
     for left_out in [".git/config", "lib/__pycache__/a.pyc", "node_modules/.cache/x", "old.cplugin"] {
-        place.write(left_out, "cache");
+        fixture.write(left_out, "cache");
     }
-    fs::remove_dir_all(place.plugin().join("node_modules")).unwrap();
-    let file = File::open(place.plugin().join("main.py")).unwrap();
+    fs::remove_dir_all(fixture.plugin().join("node_modules")).unwrap();
+    let file = File::open(fixture.plugin().join("main.py")).unwrap();
     file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
-    fs::set_permissions(place.plugin().join("main.py"), Permissions::from_mode(0o4600)).unwrap();
-    assert_eq!(place.bytes(&place.key), first);
-    fs::set_permissions(place.plugin().join("main.py"), Permissions::from_mode(0o700)).unwrap();
-    assert_ne!(place.bytes(&place.key), first);
-    place.write("node_modules/.cache/x", "cache");
-    place.write("node_modules/m/index.js", "m");
-    let tree = Tree::read(&place.plugin()).unwrap();
+    fs::set_permissions(fixture.plugin().join("main.py"), Permissions::from_mode(0o4600)).unwrap();
+    assert_eq!(fixture.bytes(&fixture.key), first);
+    fs::set_permissions(fixture.plugin().join("main.py"), Permissions::from_mode(0o700)).unwrap();
+    assert_ne!(fixture.bytes(&fixture.key), first);
+    fixture.write("node_modules/.cache/x", "cache");
+    fixture.write("node_modules/m/index.js", "m");
+    let tree = Tree::read(&fixture.plugin()).unwrap();
     let paths: Vec<&str> = tree.index().entries.iter().map(|entry| entry.path.as_str()).collect();
     let expected = [
         "empty",
@@ -136,47 +136,47 @@ fn a_directory_is_packed_to_the_same_bytes_without_caches_and_times() {
 /// Promise (Plugins): A private key, a device or a link that leads out of the directory is not packed.
 #[test]
 fn keys_devices_and_escaping_links_are_not_packed() {
-    let place = Place::new();
-    let path = place.plugin().join("x");
+    let fixture = Fixture::new();
+    let path = fixture.plugin().join("x");
     for target in ["/etc/passwd", "../secret", "lib/../../secret"] {
         symlink(target, &path).unwrap();
-        assert!(place.unpackable().contains("link"), "{target}");
+        assert!(fixture.unpackable().contains("link"), "{target}");
         fs::remove_file(&path).unwrap();
     }
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    assert!(place.unpackable().contains("neither a file nor a directory"));
+    assert!(fixture.unpackable().contains("neither a file nor a directory"));
     fs::remove_file(&path).unwrap();
     File::create(&path).unwrap().set_len(MAX_SIZE + 1).unwrap();
-    assert!(place.unpackable().contains("256 MiB"));
+    assert!(fixture.unpackable().contains("256 MiB"));
     fs::remove_file(&path).unwrap();
-    fs::copy(place.top.join("key"), &path).unwrap();
-    assert!(place.unpackable().contains("private key"));
+    fs::copy(fixture.top.join("key"), &path).unwrap();
+    assert!(fixture.unpackable().contains("private key"));
     fs::remove_file(&path).unwrap();
-    place.write("plugin.toml", "manifest = 1\n");
-    assert!(matches!(Tree::read(&place.plugin()), Err(PackageError::Manifest { .. })));
-    fs::remove_file(place.plugin().join("plugin.toml")).unwrap();
-    assert!(matches!(Tree::read(&place.plugin()), Err(PackageError::Manifest { .. })));
+    fixture.write("plugin.toml", "manifest = 1\n");
+    assert!(matches!(Tree::read(&fixture.plugin()), Err(PackageError::Manifest { .. })));
+    fs::remove_file(fixture.plugin().join("plugin.toml")).unwrap();
+    assert!(matches!(Tree::read(&fixture.plugin()), Err(PackageError::Manifest { .. })));
 }
 
 /// Promise (Plugins): A file that is replaced by a link during packing leads to no file outside the directory.
 #[test]
 fn a_file_that_becomes_a_link_or_changes_during_packing_leads_nowhere() {
-    let place = Place::new();
-    fs::write(place.top.join("secret"), "secret").unwrap();
+    let fixture = Fixture::new();
+    fs::write(fixture.top.join("secret"), "secret").unwrap();
     for outside in ["../secret", "/etc/passwd"] {
-        place.write("main.py", "first");
-        let tree = Tree::read(&place.plugin()).unwrap();
-        fs::remove_file(place.plugin().join("main.py")).unwrap();
-        symlink(outside, place.plugin().join("main.py")).unwrap();
+        fixture.write("main.py", "first");
+        let tree = Tree::read(&fixture.plugin()).unwrap();
+        fs::remove_file(fixture.plugin().join("main.py")).unwrap();
+        symlink(outside, fixture.plugin().join("main.py")).unwrap();
         let mut bytes = Vec::new();
-        assert!(tree.write(&place.key, &mut bytes).is_err());
-        fs::remove_file(place.plugin().join("main.py")).unwrap();
+        assert!(tree.write(&fixture.key, &mut bytes).is_err());
+        fs::remove_file(fixture.plugin().join("main.py")).unwrap();
     }
-    place.write("main.py", "first");
-    let tree = Tree::read(&place.plugin()).unwrap();
+    fixture.write("main.py", "first");
+    let tree = Tree::read(&fixture.plugin()).unwrap();
     for text in ["second", "f", "firsts", "fIrst"] {
-        place.write("main.py", text);
-        let error = tree.write(&place.key, Vec::new()).unwrap_err();
+        fixture.write("main.py", text);
+        let error = tree.write(&fixture.key, Vec::new()).unwrap_err();
         assert!(error.to_string().contains("changed while it was packed"), "{error}");
     }
 }
@@ -212,27 +212,27 @@ proptest! {
         executable in any::<bool>(),
         links in proptest::collection::btree_set("[A-Z]{1,2}", 0..4),
     ) {
-        let place = Place::new();
+        let fixture = Fixture::new();
         for (path, contents) in &files {
-            let path = place.plugin().join(path);
+            let path = fixture.plugin().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, contents).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(if executable { 0o711 } else { 0o600 })).unwrap();
         }
         for link in &links {
-            symlink("./main.py", place.plugin().join(link)).unwrap();
+            symlink("./main.py", fixture.plugin().join(link)).unwrap();
         }
-        let package = place.package();
-        place.store().trust(&package.signer()).unwrap();
-        let installed = place.install(&package).unwrap();
-        prop_assert_eq!(listing(&installed.directory), listing(&place.plugin()));
+        let package = fixture.package();
+        fixture.store().trust(&package.signer()).unwrap();
+        let installed = fixture.install(&package).unwrap();
+        prop_assert_eq!(listing(&installed.directory), listing(&fixture.plugin()));
     }
 
     #[test]
     fn a_package_with_any_changed_byte_is_refused_or_the_same(at in any::<proptest::sample::Index>(), bit in 0..8_u32) {
-        let place = Place::new();
-        let mut bytes = place.bytes(&place.key);
-        let digest = place.package().digest().to_owned();
+        let fixture = Fixture::new();
+        let mut bytes = fixture.bytes(&fixture.key);
+        let digest = fixture.package().digest().to_owned();
         let at = at.index(bytes.len());
         bytes[at] ^= 1_u8 << bit;
         if let Ok(package) = opened(&bytes) {

@@ -276,8 +276,8 @@ impl Inner {
             let names = transaction.open_table(NAMES)?;
             let mut artifacts = Vec::new();
             for item in names.range((tenant.as_str(), after.as_deref().unwrap_or(""))..)? {
-                let (place, record) = item?;
-                let (of, name) = place.value();
+                let (key, record) = item?;
+                let (of, name) = key.value();
                 if of != tenant || artifacts.len() > limit {
                     break;
                 }
@@ -302,8 +302,8 @@ fn first_name(
     digest: &str,
 ) -> std::result::Result<Option<String>, CallError> {
     let Some(item) = digests.range((tenant, digest, "")..)?.next() else { return Ok(None) };
-    let place = item?.0;
-    let (of, found, name) = place.value();
+    let key = item?.0;
+    let (of, found, name) = key.value();
     Ok((of == tenant && found == digest).then(|| name.to_owned()))
 }
 

@@ -162,8 +162,8 @@ impl Inner {
         self.store.read(|transaction| {
             let entries = transaction.open_table(ENTRIES)?;
             for item in entries.range((tenant.as_str(), "")..)? {
-                let (place, entry) = item?;
-                if place.value().0 != tenant {
+                let (key, entry) = item?;
+                if key.value().0 != tenant {
                     break;
                 }
                 visit(serde_json::from_slice(entry.value())?)?;

@@ -144,9 +144,9 @@ impl Events {
     fn check_space(&self, state: &State, event: &Event) -> Result<(), CallError> {
         for (plugin, subscriber) in &state.subscribers {
             let added = subscriber.matching(&event.name).count();
-            let fits = subscriber.queue.len() + added <= self.limits.event_queue
+            let has_space = subscriber.queue.len() + added <= self.limits.event_queue
                 && subscriber.bytes + added * event.payload.len() <= self.limits.event_queue_bytes;
-            if added > 0 && !fits {
+            if added > 0 && !has_space {
                 let message = format!("the event queue of the plugin {plugin} is full; publish again later");
                 return Err(CallError::new(ErrorKind::Limit, message).with("retryable", true));
             }

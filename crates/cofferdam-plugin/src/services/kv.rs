@@ -128,8 +128,8 @@ impl Inner {
             let values = transaction.open_table(VALUES)?;
             let mut keys = Vec::new();
             for item in values.range((caller.plugin.as_str(), tenant.as_str(), start)..)? {
-                let (place, record) = item?;
-                let (plugin, of, key) = place.value();
+                let (stored_key, record) = item?;
+                let (plugin, of, key) = stored_key.value();
                 if plugin != caller.plugin || of != tenant || !key.starts_with(&prefix) {
                     break;
                 }

@@ -78,7 +78,7 @@ type TimerKey = (String, String, String);
 /// The timers whose time has come, and the time of the first whose time has not.
 type Due = (Vec<(TimerKey, Timer)>, Option<DateTime<Utc>>);
 
-fn key((plugin, tenant, id): &TimerKey) -> (&str, &str, &str) {
+fn table_key((plugin, tenant, id): &TimerKey) -> (&str, &str, &str) {
     (plugin, tenant, id)
 }
 
@@ -118,19 +118,19 @@ impl Inner {
             let known = timer_of_name(transaction, caller, &create.name)?;
             let missed = create.missed.unwrap_or_default();
             let mut timer = Timer { name: create.name, schedule, payload: create.payload, missed, next: now };
-            if let Some((place, known)) = &known {
+            if let Some((key, known)) = &known {
                 timer.next = known.next;
                 if timer == *known {
-                    return Ok(json!({"id": place.2, "next": rfc3339(&known.next)}));
+                    return Ok(json!({"id": key.2, "next": rfc3339(&known.next)}));
                 }
             }
             timer.next = timer.schedule.first(now)?;
-            let place = match known {
-                Some((place, _)) => place,
+            let key = match known {
+                Some((key, _)) => key,
                 None => (caller.plugin.clone(), caller.tenant_key(), random_id()?),
             };
-            self.replace_timer(transaction, &place, Some(&timer))?;
-            Ok(json!({"id": place.2, "next": rfc3339(&timer.next)}))
+            self.replace_timer(transaction, &key, Some(&timer))?;
+            Ok(json!({"id": key.2, "next": rfc3339(&timer.next)}))
         })
     }
 
@@ -145,8 +145,8 @@ impl Inner {
 
     pub(super) fn scheduler_cancel(&self, caller: &Caller, params: Value) -> Result<Value, CallError> {
         let Cancel { id } = parse(params)?;
-        let place = (caller.plugin.clone(), caller.tenant_key(), id);
-        let cancelled = self.store.write(|transaction| self.replace_timer(transaction, &place, None))?;
+        let key = (caller.plugin.clone(), caller.tenant_key(), id);
+        let cancelled = self.store.write(|transaction| self.replace_timer(transaction, &key, None))?;
         Ok(json!({"cancelled": cancelled}))
     }
 
@@ -154,16 +154,16 @@ impl Inner {
     fn replace_timer(
         &self,
         transaction: &WriteTransaction,
-        place: &TimerKey,
+        key: &TimerKey,
         timer: Option<&Timer>,
     ) -> Result<bool, CallError> {
-        let (plugin, tenant, id) = key(place);
+        let (plugin, tenant, id) = table_key(key);
         let mut timers = transaction.open_table(TIMERS)?;
         let mut due = transaction.open_table(DUE)?;
         let text = timer.map(serde_json::to_vec).transpose()?;
         let before = match &text {
-            Some(text) => timers.insert(key(place), text.as_slice())?,
-            None => timers.remove(key(place))?,
+            Some(text) => timers.insert(table_key(key), text.as_slice())?,
+            None => timers.remove(table_key(key))?,
         };
         let before = before.map(|old| old.value().to_vec());
         if let Some(old) = &before {
@@ -180,14 +180,14 @@ impl Inner {
     }
 
     /// Plans a timer for its next time, or removes it without one. Returns false if it was cancelled or replaced.
-    fn plan_next(&self, place: &TimerKey, of: &Timer, next: Option<DateTime<Utc>>) -> Result<bool, CallError> {
+    fn plan_next(&self, key: &TimerKey, of: &Timer, next: Option<DateTime<Utc>>) -> Result<bool, CallError> {
         self.store.write(|transaction| {
-            let found = transaction.open_table(TIMERS)?.get(key(place))?.map(|found| found.value().to_vec());
+            let found = transaction.open_table(TIMERS)?.get(table_key(key))?.map(|found| found.value().to_vec());
             let is_same =
                 found.is_some_and(|found| serde_json::from_slice::<Timer>(&found).is_ok_and(|now| now == *of));
             if is_same {
                 let timer = next.map(|next| Timer { next, ..of.clone() });
-                self.replace_timer(transaction, place, timer.as_ref())?;
+                self.replace_timer(transaction, key, timer.as_ref())?;
             }
             Ok(is_same)
         })
@@ -205,11 +205,11 @@ impl Inner {
                 if next > now.timestamp_millis() {
                     return Ok((found, DateTime::from_timestamp_millis(next)));
                 }
-                let place = (plugin.to_owned(), tenant.to_owned(), id.to_owned());
-                if wanted(&place)
-                    && let Some(timer) = timers.get(key(&place))?
+                let key = (plugin.to_owned(), tenant.to_owned(), id.to_owned());
+                if wanted(&key)
+                    && let Some(timer) = timers.get(table_key(&key))?
                 {
-                    found.push((place, serde_json::from_slice(timer.value())?));
+                    found.push((key, serde_json::from_slice(timer.value())?));
                 }
             }
             Ok((found, None))
@@ -224,8 +224,8 @@ fn timers_of(
     let tenant = caller.tenant_key();
     let mut found = Vec::new();
     for item in timers.range((caller.plugin.as_str(), tenant.as_str(), "")..)? {
-        let (place, timer) = item?;
-        let (plugin, of, id) = place.value();
+        let (key, timer) = item?;
+        let (plugin, of, id) = key.value();
         if plugin != caller.plugin || of != tenant {
             break;
         }
@@ -279,8 +279,8 @@ impl Scheduler {
             let due = tokio::task::spawn_blocking(move || this.select_due()).await.map_err(internal);
             let pause = match due.flatten() {
                 Ok((due, next)) => {
-                    for (place, timer) in due {
-                        self.start(place, timer, &deliver);
+                    for (key, timer) in due {
+                        self.start(key, timer, &deliver);
                     }
                     next.map_or(MAX_PAUSE, |next| (next - self.inner.now()).to_std().unwrap_or_default()).min(MAX_PAUSE)
                 }
@@ -297,25 +297,25 @@ impl Scheduler {
         let running: HashSet<TimerKey> = {
             let mut running = self.running.lock();
             running.firings.retain(|_, firing| !firing.task.is_finished());
-            running.firings.iter().filter(|(_, firing)| !firing.is_done).map(|(place, _)| place.clone()).collect()
+            running.firings.iter().filter(|(_, firing)| !firing.is_done).map(|(key, _)| key.clone()).collect()
         };
         for (plugin, _, _) in &running {
             *by_plugin.entry(plugin.clone()).or_default() += 1;
         }
-        self.inner.due_timers(|place| {
-            let count = by_plugin.entry(place.0.clone()).or_default();
-            let is_wanted = !running.contains(place) && *count < self.inner.limits.firings;
+        self.inner.due_timers(|key| {
+            let count = by_plugin.entry(key.0.clone()).or_default();
+            let is_wanted = !running.contains(key) && *count < self.inner.limits.firings;
             *count += usize::from(is_wanted);
             is_wanted
         })
     }
 
-    fn start(self: &Arc<Self>, place: TimerKey, timer: Timer, deliver: &Arc<dyn Deliver>) {
+    fn start(self: &Arc<Self>, key: TimerKey, timer: Timer, deliver: &Arc<dyn Deliver>) {
         let mut running = self.running.lock();
         if running.is_stopped {
             return;
         }
-        let (this, deliver, of) = (Arc::clone(self), Arc::clone(deliver), place.clone());
+        let (this, deliver, of) = (Arc::clone(self), Arc::clone(deliver), key.clone());
         let task = tokio::spawn(async move {
             this.fire(&of, timer, &deliver).await;
             if let Some(firing) = this.running.lock().firings.get_mut(&of) {
@@ -323,12 +323,12 @@ impl Scheduler {
             }
             this.wake();
         });
-        running.firings.insert(place, Firing { task, is_done: false });
+        running.firings.insert(key, Firing { task, is_done: false });
     }
 
     /// Delivers the runs of a timer that are due, and plans it again.
-    async fn fire(self: &Arc<Self>, place: &TimerKey, timer: Timer, deliver: &Arc<dyn Deliver>) {
-        if self.try_fire(place, timer, deliver).await.is_err() {
+    async fn fire(self: &Arc<Self>, key: &TimerKey, timer: Timer, deliver: &Arc<dyn Deliver>) {
+        if self.try_fire(key, timer, deliver).await.is_err() {
             // The timer is still due: without a pause it would be delivered again and again.
             tokio::time::sleep(MAX_PAUSE).await;
         }
@@ -336,7 +336,7 @@ impl Scheduler {
 
     async fn try_fire(
         self: &Arc<Self>,
-        place: &TimerKey,
+        key: &TimerKey,
         mut timer: Timer,
         deliver: &Arc<dyn Deliver>,
     ) -> Result<(), CallError> {
@@ -344,13 +344,13 @@ impl Scheduler {
         let next = timer.schedule.after(timer.next, now)?;
         let runs = timer.schedule.runs(timer.next, now, timer.missed)?;
         if runs.is_empty() {
-            self.plan(place, &timer, next).await?;
+            self.plan(key, &timer, next).await?;
         }
         let following = runs.iter().skip(1).map(|run| Some(run.scheduled)).chain([next]);
         for (run, next) in runs.iter().zip(following) {
-            let request = |_| delivery(place, &timer, run);
+            let request = |_| delivery(key, &timer, run);
             self.inner.limits.retry.deliver(deliver, request).await;
-            match (self.plan(place, &timer, next).await?, next) {
+            match (self.plan(key, &timer, next).await?, next) {
                 (true, Some(next)) => timer.next = next,
                 _ => break,
             }
@@ -360,12 +360,12 @@ impl Scheduler {
 
     async fn plan(
         self: &Arc<Self>,
-        place: &TimerKey,
+        key: &TimerKey,
         timer: &Timer,
         next: Option<DateTime<Utc>>,
     ) -> Result<bool, CallError> {
-        let (inner, place, timer) = (Arc::clone(&self.inner), place.clone(), timer.clone());
-        tokio::task::spawn_blocking(move || inner.plan_next(&place, &timer, next)).await.map_err(internal)?
+        let (inner, key, timer) = (Arc::clone(&self.inner), key.clone(), timer.clone());
+        tokio::task::spawn_blocking(move || inner.plan_next(&key, &timer, next)).await.map_err(internal)?
     }
 
     /// Starts no further delivery. Returns those that run.
@@ -390,12 +390,12 @@ impl Scheduler {
     }
 }
 
-fn delivery(place: &TimerKey, timer: &Timer, run: &Run) -> Delivery {
+fn delivery(key: &TimerKey, timer: &Timer, run: &Run) -> Delivery {
     let params = json!({
-        "id": place.2, "name": timer.name, "payload": timer.payload, "scheduled": rfc3339(&run.scheduled),
+        "id": key.2, "name": timer.name, "payload": timer.payload, "scheduled": rfc3339(&run.scheduled),
         "missed": run.missed,
     });
-    Delivery { plugin: place.0.clone(), tenant: tenant_of(&place.1), method: "scheduler.fire", params }
+    Delivery { plugin: key.0.clone(), tenant: tenant_of(&key.1), method: "scheduler.fire", params }
 }
 
 #[cfg(test)]
@@ -495,10 +495,10 @@ mod tests {
         let id = create(&fixture, &a, json!({"name": "x", "every": "1h"})).await["id"].clone();
         let inner = &fixture.services().inner;
         let timers = inner.store.read(|transaction| timers_of(&transaction.open_table(TIMERS)?, &a)).unwrap();
-        let (place, timer) = &timers[0];
-        assert!(inner.plan_next(place, timer, Some(timer.next)).unwrap());
+        let (key, timer) = &timers[0];
+        assert!(inner.plan_next(key, timer, Some(timer.next)).unwrap());
         fixture.ok(&a, "scheduler.cancel", json!({"id": id})).await;
-        assert!(!inner.plan_next(place, timer, Some(timer.next)).unwrap());
+        assert!(!inner.plan_next(key, timer, Some(timer.next)).unwrap());
         assert_eq!(fixture.ok(&a, "scheduler.list", json!({})).await["timers"], json!([]));
     }
 

@@ -223,16 +223,16 @@ impl Inner {
         }
         let sealed = value.map(|value| self.secrets.seal(value.as_bytes(), &context(caller, name))).transpose()?;
         let tenant = caller.tenant_key();
-        let place = (caller.plugin.as_str(), tenant.as_str(), name);
+        let key = (caller.plugin.as_str(), tenant.as_str(), name);
         let size = |sealed: &[u8]| (name.len() + sealed.len()) as u64;
         self.store.write(|transaction| {
             let mut secrets = transaction.open_table(SECRETS)?;
             let before = match &sealed {
-                Some(sealed) => secrets.insert(place, sealed.as_slice())?,
-                None => secrets.remove(place)?,
+                Some(sealed) => secrets.insert(key, sealed.as_slice())?,
+                None => secrets.remove(key)?,
             };
             let change = Change { before: before.map(|old| size(old.value())), after: sealed.as_deref().map(size) };
-            charge(transaction, ("secrets", place.0, place.1), self.limits.secrets, change)
+            charge(transaction, ("secrets", key.0, key.1), self.limits.secrets, change)
         })
     }
 
@@ -294,8 +294,8 @@ mod tests {
         let moved = fixture.services().inner.store.write(|transaction| {
             let mut secrets = transaction.open_table(SECRETS)?;
             let sealed = secrets.get(("a", "-", "TOKEN"))?.map(|sealed| sealed.value().to_vec()).unwrap_or_default();
-            for place in [("b", "-", "TOKEN"), ("a", "-", "OTHER")] {
-                secrets.insert(place, sealed.as_slice())?;
+            for key in [("b", "-", "TOKEN"), ("a", "-", "OTHER")] {
+                secrets.insert(key, sealed.as_slice())?;
             }
             Ok(())
         });
@@ -347,20 +347,20 @@ mod tests {
 
     #[test]
     fn a_start_after_a_killed_one_creates_a_whole_key() {
-        let place = tempfile::tempdir().unwrap();
-        let temporary = place.path().join(format!("{KEY_FILE}.new"));
+        let directory = tempfile::tempdir().unwrap();
+        let temporary = directory.path().join(format!("{KEY_FILE}.new"));
         std::fs::write(&temporary, "0123").unwrap();
-        let created = read_key(place.path(), None, true).unwrap();
-        assert_eq!(*created, *read_key(place.path(), None, false).unwrap());
+        let created = read_key(directory.path(), None, true).unwrap();
+        assert_eq!(*created, *read_key(directory.path(), None, false).unwrap());
         assert!(!temporary.exists());
         // An empty file is another's, and is neither used nor replaced.
-        std::fs::write(place.path().join(KEY_FILE), "").unwrap();
-        assert!(read_key(place.path(), None, true).is_err());
+        std::fs::write(directory.path().join(KEY_FILE), "").unwrap();
+        assert!(read_key(directory.path(), None, true).is_err());
         // A link to a key that is not mounted yet stays, too.
-        std::fs::remove_file(place.path().join(KEY_FILE)).unwrap();
-        std::os::unix::fs::symlink("elsewhere", place.path().join(KEY_FILE)).unwrap();
-        assert!(read_key(place.path(), None, true).is_err());
-        assert!(place.path().join(KEY_FILE).is_symlink());
+        std::fs::remove_file(directory.path().join(KEY_FILE)).unwrap();
+        std::os::unix::fs::symlink("elsewhere", directory.path().join(KEY_FILE)).unwrap();
+        assert!(read_key(directory.path(), None, true).is_err());
+        assert!(directory.path().join(KEY_FILE).is_symlink());
     }
 
     #[tokio::test]

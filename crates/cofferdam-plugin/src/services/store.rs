@@ -152,9 +152,9 @@ impl Quota {
         let (old, new) = (u64::from(change.before.is_some()), u64::from(change.after.is_some()));
         let after_count = count.saturating_sub(old).saturating_add(new);
         let after_bytes = bytes.saturating_sub(change.before.unwrap_or(0)).saturating_add(change.after.unwrap_or(0));
-        let fits =
+        let is_within =
             (after_count <= count || after_count <= self.count) && (after_bytes <= bytes || after_bytes <= self.bytes);
-        fits.then_some((after_count, after_bytes))
+        is_within.then_some((after_count, after_bytes))
     }
 }
 

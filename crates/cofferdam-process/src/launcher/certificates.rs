@@ -28,12 +28,12 @@ const FILES: [(&str, &[&CStr]); 2] = [
 /// Creates the files, empty, and mounts them over those that the root has.
 pub fn cover(code: &OwnedFd) -> Step<()> {
     let proc = rustix::fs::stat("/proc").step("inspect /proc")?.st_dev;
-    for (name, places) in FILES {
+    for (name, paths) in FILES {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
         rustix::fs::openat(code, name, flags, Mode::from_raw_mode(0o644)).step("create a file of certificates")?;
-        for place in places {
+        for target in paths {
             // Links lead to places in the sandbox's own root.
-            let opened = match rustix::fs::open(*place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            let opened = match rustix::fs::open(*target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => continue,
                 other => other.step("open the certificates of the root")?,
             };

@@ -198,8 +198,7 @@ fn enter_namespaces(setup: &Setup<'_>) -> Step<u64> {
     // 1 byte also prevents cores that go to a pipe. The seccomp filter prevents changes of it.
     process::set_limit(Resource::CORE, 1).step("forbid core files")?;
     let mut keep: Vec<i32> = vec![0, 1, 2, setup.control.as_raw_fd(), setup.init.raw()];
-    keep.extend([&prepared.network, &prepared.ipc, &prepared.own].map(AsRawFd::as_raw_fd));
-    keep.extend(prepared.mounts.iter().chain(&prepared.rules).chain(setup.host_mounts.iter()).map(AsRawFd::as_raw_fd));
+    keep.extend(prepared.fds().chain(setup.host_mounts.iter()).map(AsRawFd::as_raw_fd));
     keep.extend(setup.join_files.iter().map(AsRawFd::as_raw_fd));
     keep.extend(setup.groups.iter().map(AsRawFd::as_raw_fd));
     process::close_all_but(&mut keep);
@@ -472,8 +471,8 @@ fn keep_open(
     let mut keep = [0; MAX_FDS + 7];
     let inherited = [handoff.control, handoff.listener, handoff.locks];
     let fixed = inherited.into_iter().chain([0, 1, 2, setup.init.raw()]);
-    let kept = handoff.fds[..handoff.fd_count].iter().copied().chain(fixed);
-    for (slot, fd) in keep.iter_mut().zip(kept) {
+    let retained = handoff.fds[..handoff.fd_count].iter().copied().chain(fixed);
+    for (slot, fd) in keep.iter_mut().zip(retained) {
         *slot = fd;
     }
     for fd in handoff.fds[..handoff.fd_count].iter().chain(&inherited) {

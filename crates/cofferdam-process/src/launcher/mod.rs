@@ -285,7 +285,7 @@ impl Launcher {
         };
         match self.create_child(create, &prepared, group.as_deref(), &control, &host_mounts) {
             Ok(pid) => {
-                prepared.rules = None;
+                (prepared.rules, prepared.users) = (None, None);
                 // The child has set this limit.
                 prepared.disk = create.disk;
                 // Mounts of the host must end with the init: their owner may want to unmount them.
@@ -380,6 +380,8 @@ impl Launcher {
     fn obtain_parts(&mut self, create: &Create) -> Step<(HostMounts, PreparedNamespaces, Option<Box<Group>>)> {
         let host_mounts = self.template.open_host_mounts(create, self.identity)?;
         self.last_disk = create.disk.unwrap_or(DEFAULT_DISK);
+        // From the first one on, later sandboxes are likely to have a host directory as well.
+        self.pool.with_users |= self.identity.is_privileged() && host_mounts.workspace.is_some();
         let view = TemplateView { template: &self.template, landlock_abi: self.facts.landlock_abi };
         let prepared = self.pool.take(view, self.last_disk).step("create namespaces")?;
         let bounds = Bounds {

@@ -25,13 +25,14 @@ pub fn attach_mounts(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step
     let mut own_devices = vec![rustix::fs::stat("/tmp").step("inspect /tmp")?.st_dev];
     for (index, (plan, tree)) in setup.create.mounts.iter().zip(&setup.host_mounts.mounts).enumerate() {
         let step = |what: &str| format!("{what} the mount target {}", plan.target.display());
-        let place = find_or_create(plan, ids, &own_devices).step(&step("find"))?;
-        let is_directory = FileType::from_raw_mode(rustix::fs::fstat(&place).step(&step("inspect"))?.st_mode).is_dir();
+        let mount_point = find_or_create(plan, ids, &own_devices).step(&step("find"))?;
+        let is_directory =
+            FileType::from_raw_mode(rustix::fs::fstat(&mount_point).step(&step("inspect"))?.st_mode).is_dir();
         if is_directory != plan.is_directory() {
             let errno = if is_directory { libc::EISDIR } else { libc::ENOTDIR };
             return Err(Failure { step: step("use"), errno });
         }
-        let attach = |tree: &OwnedFd| mount::attach_onto(tree.as_fd(), place.as_fd()).step(&step("attach"));
+        let attach = |tree: &OwnedFd| mount::attach_onto(tree.as_fd(), mount_point.as_fd()).step(&step("attach"));
         let keep = |tree: &OwnedFd| tree.try_clone().step(&step("keep"));
         mounted.push(match (&plan.source, tree) {
             (MountFrom::Tmpfs(size), _) => {
@@ -45,7 +46,7 @@ pub fn attach_mounts(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step
                 mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes | attr::NOSUID | attr::NODEV)
                     .step(&step("restrict"))?;
                 if matches!(setup.identity, Identity::Unique { .. }) {
-                    show_owner_as(tree.as_fd(), (*uid, *gid), ids, proc, "mount")?;
+                    show_owner_as(tree.as_fd(), (*uid, *gid), ids, (None, proc), "mount")?;
                 }
                 // The lower directory of a layer must be attached as well. The layer covers it.
                 attach(tree)?;
@@ -61,7 +62,7 @@ pub fn attach_mounts(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step
             (MountFrom::Disk { .. }, Some(tree)) => {
                 let root = rustix::fs::fstat(tree).step(&step("inspect the root of"))?;
                 if matches!(setup.identity, Identity::Unique { .. }) {
-                    show_owner_as(tree.as_fd(), (root.st_uid, root.st_gid), ids, proc, "volume")?;
+                    show_owner_as(tree.as_fd(), (root.st_uid, root.st_gid), ids, (None, proc), "volume")?;
                 }
                 attach(tree)?;
                 keep(tree)?

@@ -3,7 +3,8 @@
 //! Each entry has a network namespace, an IPC namespace, a mount namespace with the template's root, terminals and
 //! writable directories, and a set of Landlock rules for them. To create and remove these is most of the kernel's work
 //! on a sandbox. So a worker process creates a few in advance, hands them over as descriptors, and drops them after
-//! use. Each is used by one sandbox, once.
+//! use. Each is used by one sandbox, once. After the first sandbox with a host directory as its workspace, each entry of
+//! a privileged launcher also has a user namespace without a map, with which the sandbox maps the directory's owner.
 //!
 //! ```text
 //! launcher --Create--> worker --namespaces--> launcher --setns--> sandbox --gone--> launcher --Drop--> worker
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
+use cofferdam_linux::namespace::UnmappedUsers;
 use cofferdam_linux::spawn::{self, Fork};
 use cofferdam_linux::{message, namespace, process};
 use rustix::fs::{Mode, OFlags};
@@ -50,6 +52,8 @@ pub struct PreparedNamespaces {
     /// The maximum size in bytes of the writable directories. It is always set at first: a limit can be removed later,
     /// but not added.
     pub disk: Option<u64>,
+    /// A user namespace for the owners of a mounted host directory, if the pool prepares them.
+    pub users: Option<UnmappedUsers>,
 }
 
 /// The template, and the Landlock version for which rules are created.
@@ -65,6 +69,8 @@ pub struct NamespacePool {
     worker: Option<OwnedFd>,
     /// The number of entries that were taken and not requested again yet.
     missing: usize,
+    /// True if the worker also creates user namespaces for mounted host directories.
+    pub with_users: bool,
     /// The first network, if there is no worker.
     network: Option<Network>,
     /// For a launcher of a single sandbox: the mounts that were created for it.
@@ -98,12 +104,12 @@ impl Network {
 impl NamespacePool {
     /// Creates a pool without a worker for at most one sandbox, which is in the template's own mount namespace.
     pub fn single(network: Option<Network>, own_mounts: Option<SandboxMounts>) -> Self {
-        Self { worker: None, missing: 0, network, single: Some(own_mounts) }
+        Self { worker: None, missing: 0, with_users: false, network, single: Some(own_mounts) }
     }
 
     /// Creates a pool without a worker, perhaps with the network for the first sandbox.
     pub fn on_demand(network: Option<Network>) -> Self {
-        Self { worker: None, missing: 0, network, single: None }
+        Self { worker: None, missing: 0, with_users: false, network, single: None }
     }
 
     /// Starts the worker and requests namespaces with this disk limit.
@@ -120,7 +126,7 @@ impl NamespacePool {
                 process::exit_now(0)
             }
             Fork::Parent(_) => {
-                let mut pool = Self { worker: Some(ours), missing: POOL_SIZE, network: None, single: None };
+                let mut pool = Self { worker: Some(ours), missing: POOL_SIZE, ..Self::on_demand(None) };
                 pool.refill(disk);
                 Ok(pool)
             }
@@ -181,8 +187,9 @@ impl NamespacePool {
 
     /// Requests as many entries as were taken.
     pub fn refill(&mut self, disk: u64) {
-        let mut request = [CREATE; 9];
-        request[1..].copy_from_slice(&disk.to_le_bytes());
+        let mut request = [CREATE; 10];
+        request[1..9].copy_from_slice(&disk.to_le_bytes());
+        request[9] = self.with_users.into();
         for _ in 0..std::mem::take(&mut self.missing) {
             // If the worker has ended, the next `take` notices it.
             if let Some(worker) = &self.worker {
@@ -195,7 +202,13 @@ impl NamespacePool {
 impl PreparedNamespaces {
     fn new(network: Network, mounts: Option<OwnedFd>, own_mounts: SandboxMounts) -> Self {
         let (Network { network, ipc }, SandboxMounts { own, rules, disk }) = (network, own_mounts);
-        Self { network, ipc, mounts, own, rules, disk: Some(disk) }
+        Self { network, ipc, mounts, own, rules, disk: Some(disk), users: None }
+    }
+
+    /// Returns all descriptors, in the order in which the worker sends them.
+    pub fn fds(&self) -> impl Iterator<Item = &OwnedFd> {
+        let own = [&self.network, &self.ipc].into_iter().chain(&self.mounts).chain([&self.own]);
+        own.chain(self.users.iter().flat_map(UnmappedUsers::fds)).chain(&self.rules)
     }
 
     /// Sets the size of the writable directories, unless they have it. A caller with another copy of the namespaces
@@ -212,21 +225,20 @@ impl PreparedNamespaces {
 }
 
 fn receive_namespaces(worker: BorrowedFd<'_>) -> io::Result<PreparedNamespaces> {
-    let mut buffer = [0; 8];
+    let mut buffer = [0; 9];
     if !message::wait_readable(worker, Some(CREATE_TIMEOUT))? {
         return Err(io::Error::from(io::ErrorKind::TimedOut));
     }
     let (length, fds) = message::receive(worker, &mut buffer)?;
     let mut fds = fds.into_iter();
-    match (length, fds.next(), fds.next(), fds.next(), fds.next()) {
-        (8, Some(network), Some(ipc), Some(mounts), Some(own)) => Ok(PreparedNamespaces {
-            network,
-            ipc,
-            mounts: Some(mounts),
-            own,
-            rules: fds.next(),
-            disk: Some(u64::from_le_bytes(buffer)),
-        }),
+    let (disk, with_users) = (buffer.first_chunk::<8>().copied(), buffer[8] != 0);
+    match (length, disk, fds.next(), fds.next(), fds.next(), fds.next()) {
+        (9, Some(disk), Some(network), Some(ipc), Some(mounts), Some(own)) => {
+            let mut users = || Some(UnmappedUsers::from([fds.next()?, fds.next()?, fds.next()?]));
+            let users = if with_users { users() } else { None };
+            let (mounts, disk) = (Some(mounts), Some(u64::from_le_bytes(disk)));
+            Ok(PreparedNamespaces { network, ipc, mounts, own, rules: fds.next(), disk, users })
+        }
         _ => Err(io::Error::from(io::ErrorKind::BrokenPipe)),
     }
 }
@@ -239,11 +251,16 @@ fn serve(launcher: BorrowedFd<'_>, view: TemplateView<'_>) -> io::Result<()> {
         let (length, fds) = message::receive(launcher, &mut buffer)?;
         match (buffer[..length].first(), buffer[..length].get(1..9).map(<[u8; 8]>::try_from)) {
             (Some(&CREATE), Some(Ok(disk))) => {
-                let prepared = create(view, u64::from_le_bytes(disk), Network::create(view.template.host_proc())?)?;
-                let mut fds: Vec<_> = [&prepared.network, &prepared.ipc].map(AsFd::as_fd).to_vec();
-                fds.extend(prepared.mounts.iter().chain([&prepared.own]).map(AsFd::as_fd));
-                fds.extend(prepared.rules.iter().map(AsFd::as_fd));
-                message::send(launcher, &disk, &fds)?;
+                let proc = view.template.host_proc();
+                let mut prepared = create(view, u64::from_le_bytes(disk), Network::create(proc)?)?;
+                if buffer[9] != 0 {
+                    // Without it, the sandbox creates its own.
+                    prepared.users = UnmappedUsers::create(proc).ok();
+                }
+                let fds: Vec<_> = prepared.fds().map(AsFd::as_fd).collect();
+                let mut response = [prepared.users.is_some().into(); 9];
+                response[..8].copy_from_slice(&disk);
+                message::send(launcher, &response, &fds)?;
             }
             (Some(&RELEASE), _) => drop(fds),
             _ => return Ok(()),

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use cofferdam_linux::mount::{self, Depth, attr};
-use cofferdam_linux::namespace;
+use cofferdam_linux::namespace::UnmappedUsers;
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::create::{OPEN_DIR, Setup};
@@ -29,7 +29,7 @@ pub fn mount_workspace(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> St
         mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes).step("restrict the workspace")?;
         if matches!(setup.identity, Identity::Unique { .. }) {
             let what = if *copy_on_write { COPY_ON_WRITE } else { "workspace" };
-            show_owner_as(tree.as_fd(), (*uid, *gid), ids, proc, what)?;
+            show_owner_as(tree.as_fd(), (*uid, *gid), ids, (setup.prepared.users.as_ref(), proc), what)?;
         }
         mount::attach(tree.as_fd(), mount::cwd(), c"/workspace").step("attach the workspace")?;
         if *copy_on_write {
@@ -81,10 +81,23 @@ pub fn layer_over(
 }
 
 /// Maps owners on the workspace mount: the host directory's owner appears as the sandbox's user, and new files of that
-/// user belong to the owner.
-pub fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc: &OwnedFd, what: &str) -> Step<()> {
-    let user = namespace::with_ids(proc.as_fd(), owner, ids)
-        .step("create a user namespace that maps the owner of a host directory")?;
+/// user belong to the owner. Uses a prepared user namespace, if there is one, or creates one with the mounted `proc`.
+pub fn show_owner_as(
+    tree: BorrowedFd<'_>,
+    owner: (u32, u32),
+    ids: (u32, u32),
+    (prepared, proc): (Option<&UnmappedUsers>, &OwnedFd),
+    what: &str,
+) -> Step<()> {
+    let created;
+    let users = match prepared {
+        Some(users) => users,
+        None => {
+            created = UnmappedUsers::create(proc.as_fd()).step("create a user namespace for a host directory")?;
+            &created
+        }
+    };
+    users.map(owner, ids).step("map the owner of a host directory")?;
     let step = format!("map owners on the {what}'s file system (it must support idmapped mounts)");
-    mount::map_owners(tree, user.as_fd()).step(&step)
+    mount::map_owners(tree, users.namespace()).step(&step)
 }

@@ -34,7 +34,7 @@ const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A client's requirements for a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct Requirements {
     /// The client's own build.
     pub build: String,
     /// The client's own environment.
@@ -106,16 +106,16 @@ pub struct Connection {
 
 impl Connection {
     /// Connects for a run, if a compatible server is running.
-    pub fn for_run(directory: &SocketDirectory, asked: &Asked) -> Result<Result<Self, Refusal>> {
-        let (connection, hello) = match Self::greet(directory, &asked.build)? {
+    pub fn for_run(directory: &SocketDirectory, requirements: &Requirements) -> Result<Result<Self, Refusal>> {
+        let (connection, hello) = match Self::greet(directory, &requirements.build)? {
             Ok(greeted) => greeted,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let refusal = if hello.build != asked.build {
+        let refusal = if hello.build != requirements.build {
             Refusal::OtherBuild
-        } else if hello.surroundings != asked.surroundings {
+        } else if hello.surroundings != requirements.surroundings {
             Refusal::OtherSurroundings
-        } else if hello.backend != asked.backend {
+        } else if hello.backend != requirements.backend {
             Refusal::OtherBackend(hello.backend)
         } else if !hello.room {
             Refusal::Full

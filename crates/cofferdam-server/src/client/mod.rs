@@ -215,7 +215,7 @@ impl Client {
         if bytes.is_empty() { Ok(None) } else { parsed(&bytes).map(Some) }
     }
 
-    /// Returns the headers of all requests: the key, and the place in a trace.
+    /// Returns the headers of all requests: the key, and the trace context.
     fn own_headers(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
         let own = [(AUTHORIZATION, &self.authorization), (HeaderName::from_static(trace::HEADER), &self.trace)];
         own.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)))

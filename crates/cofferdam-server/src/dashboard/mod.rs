@@ -135,10 +135,10 @@ mod tests {
     fn the_page_has_only_the_hashed_code_and_loads_only_its_assets() {
         assert!(!TEMPLATE.contains("style=") && !TEMPLATE.contains(" on"), "{TEMPLATE}");
         assert!(!TEMPLATE.contains("//"), "another host: {TEMPLATE}");
-        let places =
+        let elements =
             [format!("<style>{STYLE_MARK}</style>"), format!("<script type=\"module\">{SCRIPT_MARK}</script>")];
-        for (place, tag) in places.iter().zip(["<style", "<script"]) {
-            assert_eq!((TEMPLATE.matches(place).count(), TEMPLATE.matches(tag).count()), (1, 1), "{TEMPLATE}");
+        for (element, tag) in elements.iter().zip(["<style", "<script"]) {
+            assert_eq!((TEMPLATE.matches(element).count(), TEMPLATE.matches(tag).count()), (1, 1), "{TEMPLATE}");
         }
         let page = std::str::from_utf8(&PAGE.contents).unwrap();
         assert!(page.contains(&format!("<style>{STYLE}</style>")) && page.contains(&format!(">{SCRIPT}</script>")));

@@ -118,7 +118,7 @@ impl Order {
         let offered = async {
             let channel = Channel::new(channel)?;
             for Offer { socket, file } in offers {
-                let removes = file.as_ref().is_some_and(|file| !file.is_kept());
+                let removes = file.as_ref().is_some_and(|file| !file.is_retained());
                 channel.send(&Message::Listener { removes }, &[socket.as_fd()]).await?;
             }
             let offer = Message::Offer { protocol: PROTOCOL, instance: instance.to_owned() };

@@ -88,13 +88,13 @@ pub async fn rotate(store: &Store, id: &str, grace: Duration) -> Result<(Key, Ke
     let old = old.ok_or_else(|| missing("rotate key"))?;
     let life = old.expires.map(|expires| Duration::from_secs(expires.saturating_sub(now()).unsigned_abs()));
     let new = NewKey { tenant: old.tenant, name: old.name, scopes: old.scopes, life };
-    let made = create(store, new).await?;
+    let created = create(store, new).await?;
     if grace.is_zero() {
         store.revoke_key(id, now()).await?;
     } else {
         store.expire_key(id, now().saturating_add(seconds(grace))).await?;
     }
-    Ok(made)
+    Ok(created)
 }
 
 /// Revokes a key at once.

@@ -1,4 +1,4 @@
-//! Layers around a backend, each for one concern: traces, quota, audit, metrics.
+//! Layers around a backend: one for each concern (traces, quota, audit, metrics), and one for volumes.
 //!
 //! A [`Concern`] says what happens before and after each create, exec and close. [`Around`] puts it around a backend and
 //! around each of its sandboxes, and forwards everything else.
@@ -8,15 +8,15 @@ mod egress;
 pub mod metrics;
 pub mod quota;
 pub mod traces;
+pub mod volumes;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, LayeredSandbox,
-    Level, NetworkPolicy, Posture, PreparedSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec, after_close,
-    collect,
+    Backend, BackendLayer, Error, ErrorKind, ExecHandle, ExecRequest, Exit, LayeredSandbox, NetworkPolicy, Result,
+    Sandbox, SandboxLayer, Snapshot, Spec,
 };
 use tracing::Instrument;
 
@@ -35,6 +35,15 @@ pub trait Concern: Send + Sync + fmt::Debug + 'static {
 
     /// Begins a create. May wait, and may refuse it.
     async fn enter(&self, spec: &Spec) -> Result<Self::Held>;
+
+    /// Creates the sandbox in what is inside. The concern takes over a sandbox that is refused there and not closed.
+    fn creating<T: Send>(
+        &self,
+        _held: &Arc<Self::Held>,
+        create: impl Future<Output = T> + Send,
+    ) -> impl Future<Output = T> + Send {
+        create
+    }
 
     /// Ends a create.
     async fn created(&self, held: &Self::Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()>;
@@ -83,16 +92,24 @@ impl<C: Concern> Around<C> {
         Self { inner, concern }
     }
 
-    async fn made(
-        &self,
-        spec: &Spec,
-        made: impl Future<Output = Result<Arc<dyn Sandbox>>> + Send,
-    ) -> Result<Arc<dyn Sandbox>> {
-        let held = Arc::new(self.concern.enter(spec).await?);
-        let layer = Layer { concern: Arc::clone(&self.concern), held };
-        let span = tracing::info_span!("create", backend = self.inner.name());
-        layer.wrap(made.instrument(span).await).await
+    /// Begins a create.
+    async fn enter(&self, spec: &Spec) -> Result<Layer<C>> {
+        Ok(Layer { concern: Arc::clone(&self.concern), held: Arc::new(self.concern.enter(spec).await?) })
     }
+
+    fn span(&self) -> tracing::Span {
+        tracing::info_span!("create", backend = self.inner.name())
+    }
+}
+
+/// Closes a sandbox that no caller gets, and returns the error for the caller. If the close fails, the quota of the
+/// create remains, and the sandbox is closed again.
+async fn refuse(sandbox: Arc<dyn Sandbox>, error: Error) -> Error {
+    let closed = sandbox.close().await;
+    if let Some(failed) = closed.as_ref().err().filter(|_| !is_gone(&closed)) {
+        quota::keep_unclosed(sandbox, failed);
+    }
+    error.with_failed_close(closed)
 }
 
 /// A concern around a sandbox.
@@ -103,20 +120,27 @@ struct Layer<C: Concern> {
 }
 
 impl<C: Concern> Layer<C> {
-    /// Wraps a created sandbox.
-    async fn wrap(self, made: Result<Arc<dyn Sandbox>>) -> Result<Arc<dyn Sandbox>> {
-        match made {
-            Err(error) => {
-                self.concern.created(&self.held, Err(&error)).await?;
-                Err(error)
-            }
-            Ok(inner) => {
-                if let Err(error) = self.concern.created(&self.held, Ok(&inner)).await {
-                    return Err(error.with_failed_close(self.close(&*inner).await));
-                }
-                Ok(Arc::new(LayeredSandbox::new(inner, self)))
-            }
+    /// Creates a sandbox, and wraps it. The concern may refuse it.
+    async fn make(self, create: impl Future<Output = Result<Arc<dyn Sandbox>>> + Send) -> Result<Arc<dyn Sandbox>> {
+        let inner = match self.concern.creating(&self.held, create).await {
+            Ok(inner) => inner,
+            Err(error) => return Err(self.failed(error).await),
+        };
+        let created = self.concern.created(&self.held, Ok(&inner)).await;
+        let sandbox = self.around(inner);
+        match created {
+            Ok(()) => Ok(sandbox),
+            Err(error) => Err(refuse(sandbox, error).await),
         }
+    }
+
+    fn around(self, inner: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        Arc::new(LayeredSandbox::new(inner, self))
+    }
+
+    /// Ends a create that failed. The error of the concern comes first.
+    async fn failed(&self, error: Error) -> Error {
+        self.concern.created(&self.held, Err(&error)).await.err().unwrap_or(error)
     }
 
     /// Reports the end of an exec to the concern before anything else learns it.
@@ -147,8 +171,7 @@ impl<C: Concern> SandboxLayer for Layer<C> {
 
     async fn fork(&self, inner: &Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
         let held = Arc::new(self.concern.enter(inner.spec()).await?);
-        let layer = Self { concern: Arc::clone(&self.concern), held };
-        layer.wrap(inner.fork().await).await
+        Self { concern: Arc::clone(&self.concern), held }.make(inner.fork()).await
     }
 
     async fn set_network(&self, inner: &dyn Sandbox, policy: NetworkPolicy) -> Result<()> {
@@ -167,75 +190,50 @@ impl<C: Concern> SandboxLayer for Layer<C> {
 }
 
 #[async_trait]
-impl<C: Concern> Backend for Around<C> {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn level(&self) -> Level {
-        self.inner.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        // A prepared sandbox belongs to no tenant. Pools are inside of these layers.
-        let mut capabilities = self.inner.capabilities();
-        capabilities.remove(&Capability::Warm);
-        capabilities
+impl<C: Concern> BackendLayer for Around<C> {
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         spec.validate()?;
-        self.made(&spec.clone(), self.inner.create(spec)).await
+        self.enter(&spec).await?.make(self.inner.create(spec).instrument(self.span())).await
     }
 
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         request.validate()?;
         if self.concern.separates_start(&spec) {
-            let sandbox = self.create(spec).await?;
+            let sandbox = BackendLayer::create(self, spec).await?;
             return match sandbox.start(request).await {
                 Ok(handle) => Ok((sandbox, handle)),
-                Err(error) => Err(error.with_failed_close(sandbox.close().await)),
+                Err(error) => Err(refuse(sandbox, error).await),
             };
         }
-        let held = Arc::new(self.concern.enter(&spec).await?);
-        let layer = Layer { concern: Arc::clone(&self.concern), held };
+        let layer = self.enter(&spec).await?;
         let exec = self.concern.starting(&layer.held, &spec, &request).await?;
         let request = self.concern.traced(&exec, request);
-        match self.inner.start_one(spec, request).await {
+        match self.concern.creating(&layer.held, self.inner.start_one(spec, request)).await {
             Ok((inner, handle)) => {
                 // The concern measures the sandbox when the command ends, so it learns of the sandbox first.
                 let created = self.concern.created(&layer.held, Ok(&inner)).await;
                 let handle = layer.watch(handle, exec);
+                let sandbox = layer.around(inner);
                 if let Err(error) = created {
                     // The error of the concern comes first.
                     let _ = handle.close().await;
-                    return Err(error.with_failed_close(layer.close(&*inner).await));
+                    return Err(refuse(sandbox, error).await);
                 }
-                Ok((Arc::new(LayeredSandbox::new(inner, layer)), handle))
+                Ok((sandbox, handle))
             }
             Err(error) => {
                 self.concern.ended(&layer.held, exec, &Err(error.clone())).await;
-                self.concern.created(&layer.held, Err(&error)).await?;
-                Err(error)
+                Err(layer.failed(error).await)
             }
         }
     }
 
-    async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
-        // The backend's own `run` shows no sandbox that could be measured.
-        let request = request.to_builder().output_buffer(request.max_output()).build()?;
-        let (sandbox, handle) = self.start_one(spec, request).await?;
-        let completed = collect(&handle).await;
-        let posture = sandbox.posture().clone();
-        after_close(completed.map(|completed| (completed, posture)), sandbox.close().await)
-    }
-
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        self.made(&spec.clone(), self.inner.restore(snapshot, spec)).await
-    }
-
-    async fn prepare(&self, _: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        Err(Error::unsupported("prepare", "a server's backend prepares no sandboxes for others"))
+        self.enter(&spec).await?.make(self.inner.restore(snapshot, spec).instrument(self.span())).await
     }
 }
 

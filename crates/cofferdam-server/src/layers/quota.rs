@@ -1,39 +1,40 @@
 //! Quota: reserves before a create, settles what was used at intervals, after each exec and at the end, and refuses what
-//! is beyond. A server that is killed loses the usage since the last interval.
+//! is beyond. The usage of a run is written once, at its end. A server that is killed loses the usage since the last
+//! interval.
 //!
 //! ```text
 //! reserved --close succeeds--> released
 //!     '-----close fails------> still reserved, and closed again at intervals until that succeeds
 //! ```
 
+mod accounts;
+
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{Error, ErrorKind, ExecRequest, Exit, NetworkPolicy, Result, Sandbox, Spec, TenantId};
-use futures_util::StreamExt as _;
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
 use parking_lot::Mutex;
 
-use super::{Concern, WeakSandbox, is_gone};
+pub use accounts::SandboxAccounts;
+pub(super) use accounts::keep_unclosed;
+use accounts::{RESERVED, Reserved};
+
+use super::{Concern, WeakSandbox};
 use crate::admission::{Admission, Grant};
 use crate::ids::new_id;
 use crate::live::CREATED;
 use crate::quota::Demand;
 use crate::recorder::{Entry, Recorder};
-use crate::report;
 use crate::store::{SandboxRecord, Store, Usage, now};
 use crate::tasks::{Task, TaskGuard, TaskKind, TaskState, Tasks};
 
-/// The sandboxes that are measured, or closed again, at once.
-const MAX_AT_ONCE: usize = 32;
 /// The time for a sandbox to report its usage.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of a repeated close, after which it begins again.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(180);
 /// The most memory or disk of a sandbox that is charged, so that sums of usage fit in 64 bits: 16 TiB.
 const MAX_CHARGED_MIB: u64 = 1 << 24;
 
@@ -56,7 +57,7 @@ pub struct QuotaConcern {
     /// The tasks of the server.
     pub tasks: Arc<Tasks>,
     /// The accounts of live sandboxes of all backends.
-    pub accounts: Arc<Accounts>,
+    pub accounts: Arc<SandboxAccounts>,
 }
 
 impl fmt::Debug for QuotaConcern {
@@ -84,6 +85,8 @@ pub struct Account {
     sandbox: OnceLock<WeakSandbox>,
     record: OnceLock<String>,
     settled: Mutex<Settled>,
+    /// Usage that is counted and not yet recorded.
+    deferred: Mutex<Usage>,
 }
 
 impl fmt::Debug for Account {
@@ -100,64 +103,6 @@ struct Settled {
     /// The time of the last measurement of the CPU time of the sandbox.
     measured: Option<Instant>,
     egress_bytes: u64,
-}
-
-/// The accounts of live sandboxes, and of those whose close failed.
-#[derive(Debug, Default)]
-pub struct Accounts {
-    live: Mutex<Vec<Weak<Account>>>,
-    unclosed: Mutex<Vec<Unclosed>>,
-}
-
-/// A sandbox whose close failed, and its reservation.
-#[derive(Debug, Clone)]
-struct Unclosed {
-    held: Arc<Held>,
-    sandbox: Arc<dyn Sandbox>,
-}
-
-impl Accounts {
-    fn add(&self, account: &Arc<Account>) {
-        self.live.lock().push(Arc::downgrade(account));
-    }
-
-    /// Keeps a sandbox whose close failed, and its reservation. Returns false if it is kept already.
-    fn keep(&self, held: &Arc<Held>, sandbox: Arc<dyn Sandbox>) -> bool {
-        let mut unclosed = self.unclosed.lock();
-        let is_new = !unclosed.iter().any(|other| Arc::ptr_eq(&other.held, held));
-        if is_new {
-            unclosed.push(Unclosed { held: Arc::clone(held), sandbox });
-        }
-        is_new
-    }
-
-    /// Closes the sandboxes again whose close failed, and releases the reservations of those that are gone.
-    pub async fn close_again(&self) {
-        let unclosed = self.unclosed.lock().clone();
-        let closed = futures_util::stream::iter(unclosed).for_each_concurrent(
-            MAX_AT_ONCE,
-            async |Unclosed { held, sandbox }| {
-                let close = tokio::time::timeout(CLOSE_TIMEOUT, sandbox.close());
-                if close.await.is_ok_and(|closed| is_gone(&closed)) {
-                    held.account.release().await;
-                    self.unclosed.lock().retain(|other| !Arc::ptr_eq(&other.held, &held));
-                }
-            },
-        );
-        closed.await;
-    }
-
-    /// Charges all sandboxes for what they have used since the last time. Returns when that is on the disk.
-    pub async fn settle(&self) {
-        let live: Vec<_> = {
-            let mut accounts = self.live.lock();
-            accounts.retain(|account| account.strong_count() > 0);
-            accounts.iter().filter_map(Weak::upgrade).collect()
-        };
-        let settled =
-            futures_util::stream::iter(live).for_each_concurrent(MAX_AT_ONCE, async |account| account.settle().await);
-        settled.await;
-    }
 }
 
 /// An exec that is charged when it ends.
@@ -213,8 +158,25 @@ impl Account {
             if grant.is_some() { self.reserved() } else { Usage::default() }
         };
         let usage = Usage { cpu_us, egress_bytes: self.egress_used(Some(&*inner)), ..reserved };
-        if usage != Usage::default() {
-            self.recorder.record(self.entry(usage, false)).await;
+        self.record(usage).await;
+    }
+
+    /// Counts usage, and returns when it is on the disk. That of a run is written when the run ends, at the latest at
+    /// the next interval: no client knows of a run before its end.
+    async fn charge(&self, usage: Usage) {
+        if self.record.get().is_none() {
+            self.recorder.count(&Entry::usage(&self.tenant, &self.label, usage));
+            self.deferred.lock().add(&usage);
+        } else {
+            self.record(usage).await;
+        }
+    }
+
+    /// Records usage, and returns when it is on the disk.
+    async fn record(&self, usage: Usage) {
+        let entry = self.entry(usage, false);
+        if (entry.row.usage, entry.deferred) != Default::default() {
+            self.recorder.record(entry).await;
         }
     }
 
@@ -272,6 +234,7 @@ impl Account {
 
     fn entry(&self, usage: Usage, ends: bool) -> Entry {
         let mut entry = Entry::usage(&self.tenant, &self.label, usage);
+        entry.deferred = std::mem::take(&mut *self.deferred.lock());
         entry.ended = ends.then(|| self.record.get().cloned()).flatten();
         entry
     }
@@ -284,6 +247,12 @@ impl Drop for Held {
         if grant.is_some() {
             account.recorder.record_later(account.entry(account.reserved(), true));
         }
+    }
+}
+
+impl QuotaConcern {
+    fn reserved(&self, held: &Arc<Held>) -> Reserved {
+        Reserved { accounts: Arc::clone(&self.accounts), backend: self.backend.clone(), held: Arc::clone(held) }
     }
 }
 
@@ -319,15 +288,26 @@ impl Concern for QuotaConcern {
             sandbox: OnceLock::new(),
             record: OnceLock::new(),
             settled: Mutex::new(settled),
+            deferred: Mutex::default(),
         });
         Ok(Held { account, create: Mutex::new(Some(create)) })
+    }
+
+    fn creating<T: Send>(
+        &self,
+        held: &Arc<Held>,
+        create: impl Future<Output = T> + Send,
+    ) -> impl Future<Output = T> + Send {
+        RESERVED.scope(self.reserved(held), create)
     }
 
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
         held.create.lock().take();
         let account = &held.account;
         let Ok(inner) = created else {
-            account.grant.lock().take();
+            if !self.accounts.keeps(held) {
+                account.grant.lock().take();
+            }
             return Ok(());
         };
         let _ = account.sandbox.set(Arc::downgrade(inner));
@@ -339,13 +319,17 @@ impl Concern for QuotaConcern {
                 .with_remedy("use another backend, or no network"));
         }
         self.accounts.add(account);
+        let counted = Usage { sandboxes: 1, ..Usage::default() };
+        let Ok((sandbox, name)) = CREATED.try_with(Clone::clone) else {
+            // A run has no id for clients, so that they do not ask for it after a crash.
+            account.charge(counted).await;
+            return Ok(());
+        };
         // The record outlives the server, so that the sandbox is known after a crash.
         let id = new_id("rec")?;
         // Known before it is written, so that it is removed even if the caller leaves meanwhile.
         let _ = account.record.set(id.clone());
         let now = now();
-        // A run has no id for clients.
-        let (sandbox, name) = CREATED.try_with(Clone::clone).unwrap_or_default();
         let record = SandboxRecord {
             id,
             server: self.server.clone(),
@@ -360,7 +344,7 @@ impl Concern for QuotaConcern {
             created: now,
             seen: now,
         };
-        let counted = account.entry(Usage { sandboxes: 1, ..Usage::default() }, false).row;
+        let counted = account.entry(counted, false).row;
         self.store.add_sandbox(&record, &counted).await?;
         self.admission.add(&counted);
         Ok(())
@@ -384,9 +368,7 @@ impl Concern for QuotaConcern {
             output_bytes: exit.map_or(0, |exit| i64::try_from(exit.usage.output_bytes).unwrap_or(i64::MAX)),
             ..Usage::default()
         };
-        if usage != Usage::default() {
-            self.recorder.record(account.entry(usage, false)).await;
-        }
+        account.charge(usage).await;
     }
 
     async fn closing(&self, held: &Held, inner: &dyn Sandbox) {
@@ -397,9 +379,7 @@ impl Concern for QuotaConcern {
             egress_bytes: account.egress_used(Some(inner)),
             ..Usage::default()
         };
-        if usage != Usage::default() {
-            self.recorder.record(account.entry(usage, false)).await;
-        }
+        account.charge(usage).await;
     }
 
     async fn closed(&self, held: &Held) {
@@ -407,16 +387,9 @@ impl Concern for QuotaConcern {
     }
 
     fn close_failed(&self, held: &Arc<Held>, error: &Error) {
-        let account = &held.account;
         // The caller of the close has the sandbox.
-        let Some(sandbox) = account.sandbox.get().and_then(WeakSandbox::upgrade) else { return };
-        let (id, tenant) = (sandbox.id().clone(), account.tenant.as_str());
-        if self.accounts.keep(held, sandbox) {
-            let backend = &self.backend;
-            report::warning(&format!(
-                "sandbox {id} of tenant {tenant} on backend {backend} may still exist and keeps its quota; it is closed \
-                 again every few seconds: {error}"
-            ));
+        if let Some(sandbox) = held.account.sandbox.get().and_then(WeakSandbox::upgrade) {
+            self.reserved(held).keep(sandbox, error);
         }
     }
 }
@@ -443,7 +416,7 @@ pub async fn recover(store: &Store, server: &str, lives: impl Fn(&str) -> bool) 
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::admission::QueueBounds;
     use crate::quota::{Capacity, Quota, QuotaFile, Total};
@@ -458,12 +431,13 @@ mod tests {
         let (_directory, store) = crate::store::tests::fresh().await;
         let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
         let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
-        let accounts = Arc::new(Accounts::default());
+        let accounts = Arc::new(SandboxAccounts::default());
         let concern = concern(&admission, recorder, &store, &accounts);
         let backend = Around::new(Arc::new(SimulatedBackend::default()), Arc::new(concern));
         let limits = Limits { memory: Some(ByteSize::from_mebibytes(100)), ..Limits::default() };
         let begun = Instant::now();
-        let sandbox = backend.create(Spec::builder().limits(limits).build().unwrap()).await.unwrap();
+        let create = backend.create(Spec::builder().limits(limits).build().unwrap());
+        let sandbox = CREATED.scope(("sb-1".to_owned(), None), create).await.unwrap();
         let request = Program::new(vec![Step::Spin { processes: 2 }]).request().build().unwrap();
         let exec = sandbox.start(request).await.unwrap();
         let sum = async || {
@@ -476,8 +450,8 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(300)).await;
         accounts.settle().await;
         let charged = sum().await;
-        let (least, most) = (100 * 300, 100 * i64::try_from(begun.elapsed().as_millis()).unwrap());
-        assert!((least..=most).contains(&charged.memory_mib_ms), "{charged:?}");
+        let (least, max) = (100 * 300, 100 * i64::try_from(begun.elapsed().as_millis()).unwrap());
+        assert!((least..=max).contains(&charged.memory_mib_ms), "{charged:?}");
         assert!(charged.cpu_us > 200_000, "{charged:?}");
         assert_eq!(charged.sandboxes, 1, "a live sandbox is counted");
         // A killed server closes nothing. Its successor charges nothing again.
@@ -492,6 +466,30 @@ mod tests {
         assert_eq!(all.sandboxes, 1, "it is counted once");
         assert!(all.memory_mib_ms <= 100 * i64::try_from(lived.as_millis()).unwrap() + 100, "{all:?} {lived:?}");
         assert!(all.cpu_us <= 3 * micros(lived.as_secs_f64()), "{all:?} {lived:?}");
+    }
+
+    /// Promise (Server): The usage of a run counts at once, and is on the disk before the run is answered.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_run_is_recorded_once_before_its_answer() {
+        use crate::layers::Around;
+        use cofferdam_contract::Backend as _;
+        use cofferdam_simulated::{Program, SimulatedBackend};
+        let (_directory, store) = crate::store::tests::fresh().await;
+        let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
+        let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
+        let concern = concern(&admission, recorder, &store, &Arc::default());
+        let backend = Around::new(Arc::new(SimulatedBackend::default()), Arc::new(concern));
+        let sandbox = backend.create(Spec::default()).await.unwrap();
+        sandbox.exec(Program::new(Vec::new()).request().build().unwrap()).await.unwrap();
+        let (_, _, _, used) = admission.state_of(Spec::default().tenant());
+        assert_eq!((used.sandboxes, used.execs), (1, 1), "the quotas count it");
+        assert_eq!(store.usage(None, 0, i64::MAX / 2).await.unwrap(), [], "nothing is written before the end");
+        assert_eq!(store.sandboxes("test").await.unwrap(), []);
+        sandbox.close().await.unwrap();
+        let rows = store.usage(None, 0, i64::MAX / 2).await.unwrap();
+        assert_eq!(rows.iter().map(|row| (row.usage.sandboxes, row.usage.execs)).collect::<Vec<_>>(), [(1, 1)]);
+        let (_, _, _, used) = admission.state_of(Spec::default().tenant());
+        assert_eq!((used.sandboxes, used.execs), (1, 1), "nothing is counted twice");
     }
 
     /// Promise (Server): A sandbox without a limit that a quota of its tenant or of all tenants counts is refused.
@@ -538,16 +536,17 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(20)).await;
         drop(held);
         let (_, _, _, used) = admission.state_of(spec.tenant());
-        let most = i64::try_from(begun.elapsed().as_millis()).unwrap() << 24;
-        assert!((1..=most).contains(&used.memory_mib_ms), "{used:?}");
+        let max = i64::try_from(begun.elapsed().as_millis()).unwrap() << 24;
+        assert!((1..=max).contains(&used.memory_mib_ms), "{used:?}");
         assert_eq!(used.memory_mib_ms, used.disk_mib_ms);
     }
 
-    fn concern(
+    /// Returns the quota of a simulated backend.
+    pub fn concern(
         admission: &Arc<Admission>,
         recorder: Recorder,
         store: &Store,
-        accounts: &Arc<Accounts>,
+        accounts: &Arc<SandboxAccounts>,
     ) -> QuotaConcern {
         QuotaConcern {
             backend: "simulated".to_owned(),

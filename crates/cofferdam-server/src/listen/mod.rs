@@ -104,7 +104,7 @@ impl Listener {
                 let listener = UnixListener::from_std(socket.into()).map_err(unusable)?;
                 let address = listener.local_addr().map_err(unusable)?;
                 let path = address.as_pathname().unwrap_or(Path::new("unnamed")).to_owned();
-                Ok(Self::Socket(listener, SocketFile::kept(path)))
+                Ok(Self::Socket(listener, SocketFile::retained(path)))
             }
             AddressFamily::INET | AddressFamily::INET6 => {
                 let tls = tls.map(Tls::load).transpose()?.map(Arc::new);
@@ -141,7 +141,7 @@ impl Listener {
     /// Returns the switch of the file of a Unix socket.
     pub(crate) fn file(&self) -> Option<SocketFileOwner> {
         match self {
-            Self::Socket(_, file) => Some(SocketFileOwner(Arc::clone(&file.is_kept))),
+            Self::Socket(_, file) => Some(SocketFileOwner(Arc::clone(&file.is_retained))),
             Self::Shared(..) | Self::Tcp(..) => None,
         }
     }
@@ -164,18 +164,18 @@ impl Listener {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    is_kept: Arc<AtomicBool>,
+    is_retained: Arc<AtomicBool>,
 }
 
 impl SocketFile {
-    fn kept(path: PathBuf) -> Self {
-        Self { path, is_kept: Arc::new(AtomicBool::new(true)) }
+    fn retained(path: PathBuf) -> Self {
+        Self { path, is_retained: Arc::new(AtomicBool::new(true)) }
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if !self.is_kept.load(Ordering::SeqCst) {
+        if !self.is_retained.load(Ordering::SeqCst) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -187,7 +187,7 @@ pub(crate) struct SocketFileOwner(Arc<AtomicBool>);
 
 impl SocketFileOwner {
     /// Returns true if this process does not remove the file.
-    pub fn is_kept(&self) -> bool {
+    pub fn is_retained(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 
@@ -243,7 +243,7 @@ async fn bind_socket(path: &Path) -> Result<(UnixListener, SocketFile)> {
         Err(_) => {}
     }
     let listener = UnixListener::bind(path).map_err(|error| cannot_listen(&shown, error))?;
-    let file = SocketFile { path: path.to_owned(), is_kept: Arc::default() };
+    let file = SocketFile { path: path.to_owned(), is_retained: Arc::default() };
     // The credentials of each connection are checked as well.
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| cannot_listen(&shown, error))?;
     Ok((listener, file))
@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("stop the other server")), "{error:?}");
 
-        for (place, part) in [("127.0.0.1:80", "port above 1023"), ("/x/socket", "directory of this user")] {
-            let error = cannot_listen(place, std::io::ErrorKind::PermissionDenied.into());
+        for (address, part) in [("127.0.0.1:80", "port above 1023"), ("/x/socket", "directory of this user")] {
+            let error = cannot_listen(address, std::io::ErrorKind::PermissionDenied.into());
             assert_eq!(error.kind(), ErrorKind::Denied);
             assert!(error.remedy().is_some_and(|remedy| remedy.contains(part)), "{error:?}");
         }

@@ -241,8 +241,8 @@ mod tests {
     /// Promise (Server): A changed certificate is used without a restart, and a broken one changes nothing.
     #[test]
     fn files_are_read_again_when_they_change() {
-        let place = tempfile::tempdir().unwrap();
-        let files = TlsFiles { certificate: place.path().join("cert.pem"), key: place.path().join("key.pem") };
+        let directory = tempfile::tempdir().unwrap();
+        let files = TlsFiles { certificate: directory.path().join("cert.pem"), key: directory.path().join("key.pem") };
         assert_eq!(Tls::load(&files.clone().into()).unwrap_err().kind(), ErrorKind::InvalidInput);
         write(&files);
         let tls = Tls::load(&files.clone().into()).unwrap();
@@ -259,8 +259,8 @@ mod tests {
 
     #[test]
     fn a_key_for_every_user_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let files = TlsFiles { certificate: place.path().join("cert.pem"), key: place.path().join("key.pem") };
+        let directory = tempfile::tempdir().unwrap();
+        let files = TlsFiles { certificate: directory.path().join("cert.pem"), key: directory.path().join("key.pem") };
         write(&files);
         fs::set_permissions(&files.key, fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(Tls::load(&files.clone().into()).unwrap_err().kind(), ErrorKind::Denied);

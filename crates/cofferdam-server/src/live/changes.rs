@@ -36,8 +36,8 @@ pub enum Unkept {
 impl Sandboxes {
     /// Ends a sandbox that was removed from the table.
     pub(super) async fn end(&self, live: Arc<LiveSandbox>, unkept: Unkept) -> Result<Option<KeptChanges>> {
-        let kept = match self.keep_changes(&live, unkept).await {
-            Ok(kept) => kept,
+        let stored = match self.keep_changes(&live, unkept).await {
+            Ok(stored) => stored,
             Err(error) if unkept == Unkept::Keep && self.put_back(&live) => {
                 let message = format!("the sandbox remains, because its changes cannot be kept: {}", error.message());
                 return Err(Error::new(error.kind(), "close", message)
@@ -49,7 +49,7 @@ impl Sandboxes {
                 None
             }
         };
-        if let Some(KeptChanges { id, workspace, .. }) = kept.as_ref().filter(|_| unkept == Unkept::Report) {
+        if let Some(KeptChanges { id, workspace, .. }) = stored.as_ref().filter(|_| unkept == Unkept::Report) {
             let directory = workspace.display();
             report::warning(&format!(
                 "sandbox {} ended; 'cofferdam changes show {id}' shows its changes of {directory}",
@@ -57,7 +57,7 @@ impl Sandboxes {
             ));
         }
         live.close().await?;
-        Ok(kept)
+        Ok(stored)
     }
 
     async fn keep_changes(&self, live: &LiveSandbox, unkept: Unkept) -> Result<Option<KeptChanges>> {
@@ -65,7 +65,7 @@ impl Sandboxes {
         let Some(store) = self.changes.as_ref().filter(|_| is_copy && unkept != Unkept::Discard) else {
             return Ok(None);
         };
-        let kept = async {
+        let stored = async {
             if live.is_paused() {
                 // Files of a paused sandbox cannot be read.
                 live.resume().await?;
@@ -73,7 +73,7 @@ impl Sandboxes {
             live.end_execs(EXEC_TIMEOUT).await;
             keep(&**live.inner(), store.clone(), StoreLimits::default()).await
         };
-        tokio::time::timeout(KEEP_TIMEOUT, kept).await.unwrap_or_else(|_| {
+        tokio::time::timeout(KEEP_TIMEOUT, stored).await.unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Unavailable, "changes", "the changes could not be read in time"))
         })
     }

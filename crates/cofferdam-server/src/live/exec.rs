@@ -1,11 +1,11 @@
 //! A running or ended exec of a live sandbox, which any number of clients may follow.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use cofferdam_contract::{
-    Command, Error, ErrorKind, ExecHandle, ExecRequest, Exit, OutputSubscription, Result, Stdin, StdinWriter,
-    TerminalSize,
+    Command, Error, ErrorKind, ExecHandle, ExecRequest, Exit, NetworkDenial, OutputSubscription, Result, Sandbox,
+    Stdin, StdinWriter, TerminalSize,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Mutex;
@@ -34,6 +34,8 @@ pub struct LiveExec {
     stdin: Mutex<Option<StdinWriter>>,
     ring: Ring,
     trace: Arc<Started>,
+    /// The refusals of the network policy, once the exec has ended.
+    denials: Option<Arc<OnceLock<Vec<String>>>>,
 }
 
 impl LiveExec {
@@ -42,7 +44,28 @@ impl LiveExec {
         let (has_terminal, has_stdin) = (request.terminal().is_some(), *request.stdin() == Stdin::Stream);
         let command = summary(request.command());
         let id = started.id.clone();
-        Self { id, command, started: SystemTime::now(), has_terminal, has_stdin, handle, stdin, ring, trace: started }
+        let (began, denials) = (SystemTime::now(), None);
+        Self { id, command, started: began, has_terminal, has_stdin, handle, stdin, ring, trace: started, denials }
+    }
+
+    /// Notes at the end of the exec what the network policy of its sandbox refused after `before`.
+    pub(super) fn with_denials(mut self, sandbox: &Arc<dyn Sandbox>, before: Vec<NetworkDenial>) -> Self {
+        let (sandbox, denials) = (Arc::downgrade(sandbox), Arc::new(OnceLock::new()));
+        self.denials = Some(Arc::clone(&denials));
+        self.handle = self.handle.before_exit(async move |outcome| {
+            if let Some(sandbox) = sandbox.upgrade() {
+                let new = NetworkDenial::since(sandbox.network_denials(), &before);
+                denials.get_or_init(|| new.iter().map(ToString::to_string).collect());
+            }
+            outcome
+        });
+        self
+    }
+
+    /// Returns what the network policy refused while the exec ran: nothing before its end. Returns `None` if the sandbox
+    /// has no policy.
+    pub fn network_denials(&self) -> Option<Vec<String>> {
+        self.denials.as_ref().map(|denials| denials.get().cloned().unwrap_or_default())
     }
 
     /// Links the span of a client that follows the exec to that of the exec.

@@ -119,13 +119,13 @@ impl Sandboxes {
         let NewSandbox { spec, name, life, idle, snapshot, parent, volumes } = new;
         let (tenant, level) = (spec.tenant().clone(), backend.level());
         let from = Origin { backend: backend.name().to_owned(), level, parent, volumes: volumes.clone() };
-        let made = async {
+        let created = async {
             match snapshot {
                 Some(snapshot) => backend.restore(snapshot, spec).await,
                 None => self.with_volumes(spec, volumes, level, async |spec| backend.create(spec).await).await,
             }
         };
-        self.add(tenant, from, NewFork { name, life, idle }, made).await
+        self.add(tenant, from, NewFork { name, life, idle }, created).await
     }
 
     /// Creates a copy of a tenant's sandbox, which resumes from its state.
@@ -146,7 +146,7 @@ impl Sandboxes {
         tenant: TenantId,
         from: Origin,
         new: NewFork,
-        made: impl Future<Output = Result<Arc<dyn Sandbox>>>,
+        created: impl Future<Output = Result<Arc<dyn Sandbox>>>,
     ) -> Result<Arc<LiveSandbox>> {
         if self.is_stopping() {
             return Err(Error::new(ErrorKind::Unavailable, "create", "the server is stopping"));
@@ -155,12 +155,12 @@ impl Sandboxes {
         let id = new_id(PREFIX)?;
         let name = name.map(|name| NameHold::take(self, &tenant, name, &id)).transpose()?;
         let name_text = name.as_ref().map(|hold| hold.key.1.clone());
-        let sandbox = CREATED.scope((id.clone(), name_text.clone()), made).await?;
+        let sandbox = CREATED.scope((id.clone(), name_text.clone()), created).await?;
         let identity = Identity { id: id.clone(), tenant: tenant.clone(), name: name_text, from };
         let live = Arc::new(LiveSandbox::new(identity, sandbox, life, idle));
         self.table.lock().live.insert((tenant, id), Arc::clone(&live));
         if let Some(mut hold) = name {
-            hold.kept = true;
+            hold.is_retained = true;
         }
         if self.stopping.load(Ordering::SeqCst) {
             // The server began to stop meanwhile, and may have closed the others already.
@@ -210,26 +210,26 @@ impl Sandboxes {
             table.names.remove(&(tenant.clone(), other));
         }
         if let Some(hold) = &mut hold {
-            hold.kept = true;
+            hold.is_retained = true;
         }
         drop(table);
         Ok(live)
     }
 
-    /// Returns a tenant's sandboxes after the id `after`, in the order of their creation, at most `most` that `wanted`
+    /// Returns a tenant's sandboxes after the id `after`, in the order of their creation, at most `max` that `wanted`
     /// accepts.
     pub fn list(
         &self,
         tenant: &TenantId,
         after: Option<&str>,
-        most: usize,
+        max: usize,
         wanted: impl Fn(&LiveSandbox) -> bool,
     ) -> Vec<Arc<LiveSandbox>> {
         use std::ops::Bound::{Excluded, Unbounded};
         let table = self.table.lock();
         let from = (tenant.clone(), after.unwrap_or_default().to_owned());
         let own = table.live.range((Excluded(from), Unbounded)).take_while(|((owner, _), _)| owner == tenant);
-        own.map(|(_, live)| live).filter(|live| wanted(live)).take(most).cloned().collect()
+        own.map(|(_, live)| live).filter(|live| wanted(live)).take(max).cloned().collect()
     }
 
     /// Returns the number of live sandboxes of all tenants.
@@ -347,7 +347,7 @@ pub fn check_name(name: &str, prefix: &str) -> Result<()> {
 struct NameHold<'a> {
     of: &'a Sandboxes,
     key: (TenantId, String),
-    kept: bool,
+    is_retained: bool,
 }
 
 impl<'a> NameHold<'a> {
@@ -361,13 +361,13 @@ impl<'a> NameHold<'a> {
                 .with_remedy("use another name, or delete that sandbox"));
         }
         table.names.insert(key.clone(), id.to_owned());
-        Ok(Self { of, key, kept: false })
+        Ok(Self { of, key, is_retained: false })
     }
 }
 
 impl Drop for NameHold<'_> {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.is_retained {
             self.of.table.lock().names.remove(&self.key);
         }
     }

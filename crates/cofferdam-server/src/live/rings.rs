@@ -20,9 +20,10 @@ pub struct Ring {
 }
 
 impl Rings {
-    /// Takes `asked` bytes, or what is left of `most` if that is not too little to be of use.
-    pub fn take(self: &Arc<Self>, asked: u64, most: u64) -> Option<Ring> {
-        let size = |used: u64| Some(asked.min(most.saturating_sub(used))).filter(|size| *size >= asked.min(MIN_RING));
+    /// Takes `requested` bytes, or what is left of `max` if that is not too little to be of use.
+    pub fn take(self: &Arc<Self>, requested: u64, max: u64) -> Option<Ring> {
+        let size =
+            |used: u64| Some(requested.min(max.saturating_sub(used))).filter(|size| *size >= requested.min(MIN_RING));
         let mut bytes = 0;
         let taken = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
             bytes = size(used)?;
@@ -31,9 +32,9 @@ impl Rings {
         taken.ok().map(|_| Ring { of: Arc::clone(self), bytes: AtomicU64::new(bytes) })
     }
 
-    /// Returns the bytes that are left of `most`.
-    pub fn left(&self, most: u64) -> u64 {
-        most.saturating_sub(self.used.load(Ordering::SeqCst))
+    /// Returns the bytes that are left of `max`.
+    pub fn left(&self, max: u64) -> u64 {
+        max.saturating_sub(self.used.load(Ordering::SeqCst))
     }
 }
 
@@ -63,15 +64,15 @@ mod tests {
     #[test]
     fn rings_are_bounded_together() {
         const KIB: u64 = 1 << 10;
-        let (rings, most) = (Arc::new(Rings::default()), 200 * KIB);
-        let (first, small) = (rings.take(128 * KIB, most).unwrap(), rings.take(KIB, most).unwrap());
-        let rest = rings.take(128 * KIB, most).unwrap();
+        let (rings, max) = (Arc::new(Rings::default()), 200 * KIB);
+        let (first, small) = (rings.take(128 * KIB, max).unwrap(), rings.take(KIB, max).unwrap());
+        let rest = rings.take(128 * KIB, max).unwrap();
         assert_eq!((first.bytes(), small.bytes(), rest.bytes()), (128 * KIB, KIB, 71 * KIB));
-        assert!(rings.take(128 * KIB, most).is_none() && rings.take(1, most).is_none());
+        assert!(rings.take(128 * KIB, max).is_none() && rings.take(1, max).is_none());
         first.shrink(10 * KIB);
         first.shrink(20 * KIB);
-        assert_eq!(rings.left(most), 118 * KIB);
+        assert_eq!(rings.left(max), 118 * KIB);
         drop((first, small, rest));
-        assert_eq!(rings.left(most), most);
+        assert_eq!(rings.left(max), max);
     }
 }

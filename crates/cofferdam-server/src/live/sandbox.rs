@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use cofferdam_code::{CodeConfig, Executor, Sessions};
-use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Level, Result, Sandbox, TenantId};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Level, NetworkPolicy, Result, Sandbox, TenantId};
 use cofferdam_volume::sandbox::VolumeMount;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -200,8 +200,14 @@ impl LiveSandbox {
         let ring = self.ring(request.output_buffer().as_bytes(), bounds)?;
         let request = request.to_builder().output_buffer(ByteSize::from_bytes(ring.bytes())).build()?;
         let started = Arc::new(Started { id: new_id("ex")?, span: OnceLock::new() });
-        let handle = STARTED.scope(Arc::clone(&started), self.used().start(request.clone())).await?;
-        let exec = Arc::new(LiveExec::new(started, &request, handle, ring));
+        let sandbox = self.used();
+        let denied = (*sandbox.spec().network() != NetworkPolicy::None).then(|| sandbox.network_denials());
+        let handle = STARTED.scope(Arc::clone(&started), sandbox.start(request.clone())).await?;
+        let mut exec = LiveExec::new(started, &request, handle, ring);
+        if let Some(before) = denied {
+            exec = exec.with_denials(sandbox, before);
+        }
+        let exec = Arc::new(exec);
         let mut execs = self.execs.lock();
         execs.push(Arc::clone(&exec));
         let ended = execs.iter().filter(|exec| exec.try_exit().is_some()).count();
@@ -214,16 +220,16 @@ impl LiveSandbox {
     }
 
     /// Takes memory for the output of an exec. The oldest ended execs are forgotten if that is needed.
-    fn ring(&self, asked: u64, bounds: &Bounds) -> Result<Ring> {
-        let most = bounds.replay_of_sandbox.as_bytes();
+    fn ring(&self, requested: u64, bounds: &Bounds) -> Result<Ring> {
+        let max = bounds.replay_of_sandbox.as_bytes();
         let mut execs = self.execs.lock();
         let mut ended: Vec<_> = execs.iter().filter(|exec| exec.has_ended()).map(|exec| exec.id.clone()).collect();
         ended.reverse();
-        while self.rings.left(most) < asked {
+        while self.rings.left(max) < requested {
             let Some(oldest) = ended.pop() else { break };
             execs.retain(|exec| exec.id != oldest);
         }
-        self.rings.take(asked, most).ok_or_else(|| {
+        self.rings.take(requested, max).ok_or_else(|| {
             let message = format!("the outputs of execs of this sandbox fill their {}", bounds.replay_of_sandbox);
             Error::new(ErrorKind::ResourceExhausted, "start", message)
                 .with_remedy("wait until an exec has ended, or end one")

@@ -1,30 +1,11 @@
 //! The volumes of new sandboxes.
 
-use std::sync::Arc;
-
-use cofferdam_contract::{Error, Level, Result, Sandbox, Spec};
+use cofferdam_contract::{Error, Level, Result, Spec};
 use cofferdam_volume::sandbox::VolumeMount;
 
 use super::Sandboxes;
+use crate::layers::volumes::attached_to;
 use crate::report;
-
-/// The result of a create, with its sandbox.
-pub(super) trait Created {
-    /// Replaces the sandbox.
-    fn map_sandbox(self, map: impl FnOnce(Arc<dyn Sandbox>) -> Arc<dyn Sandbox>) -> Self;
-}
-
-impl Created for Arc<dyn Sandbox> {
-    fn map_sandbox(self, map: impl FnOnce(Self) -> Self) -> Self {
-        map(self)
-    }
-}
-
-impl<T> Created for (Arc<dyn Sandbox>, T) {
-    fn map_sandbox(self, map: impl FnOnce(Arc<dyn Sandbox>) -> Arc<dyn Sandbox>) -> Self {
-        (map(self.0), self.1)
-    }
-}
 
 /// Returns an error without the paths of the server's volumes, which its source has.
 fn without_paths(error: Error) -> Error {
@@ -44,7 +25,7 @@ impl Sandboxes {
     ///
     /// # Errors
     /// - Those of [`crate::volumes::Volumes::attach`] and of `create`.
-    pub(super) async fn with_volumes<T: Created>(
+    pub(super) async fn with_volumes<T>(
         &self,
         spec: Spec,
         volumes: Vec<VolumeMount>,
@@ -55,15 +36,15 @@ impl Sandboxes {
             return create(spec).await;
         }
         let attached = self.volumes()?.attach(&spec, volumes, level).await?;
-        match create(attached.spec.clone()).await {
-            Ok(created) => Ok(created.map_sandbox(|sandbox| attached.keep_for(sandbox))),
-            Err(error) => {
-                if let Err(failed) = attached.release().await {
-                    // It names files of the host.
-                    report::warning(&failed.to_string());
-                }
-                Err(without_paths(error))
-            }
+        let spec = attached.spec.clone();
+        let (created, left) = attached_to(attached, create(spec)).await;
+        debug_assert!(left.is_none() || created.is_err(), "a layer of the backend takes the volumes");
+        if let Some(left) = left
+            && let Err(failed) = left.release().await
+        {
+            // It names files of the host.
+            report::warning(&failed.to_string());
         }
+        created.map_err(without_paths)
     }
 }

@@ -142,13 +142,13 @@ impl Book {
         let quota = self.quota(tenant);
         let (sandboxes, memory_mib, used) = self.state(tenant, now);
         let refuse = |what, wait| Err(Refused::Quota { what, wait });
-        if quota.sandboxes.is_some_and(|most| sandboxes >= most) {
+        if quota.sandboxes.is_some_and(|max| sandboxes >= max) {
             return refuse("sandboxes", LATER);
         }
-        if quota.memory.is_some_and(|most| memory_mib + demand.memory_mib > mib(most)) {
+        if quota.memory.is_some_and(|max| memory_mib + demand.memory_mib > mib(max)) {
             return refuse("memory", LATER);
         }
-        if quota.disk.is_some_and(|most| self.disk_mib(tenant) + demand.disk_mib > mib(most)) {
+        if quota.disk.is_some_and(|max| self.disk_mib(tenant) + demand.disk_mib > mib(max)) {
             return refuse("disk", LATER);
         }
         self.check_day(&quota, &used, now)
@@ -177,7 +177,7 @@ impl Book {
     pub fn audit(&self, tenant: &TenantId, now: Duration) -> Result<(), Refused> {
         let written = u64::try_from(self.state(tenant, now).2.audit_bytes).unwrap_or(0);
         match self.quota(tenant).audit_per_day {
-            Some(most) if written >= most.as_bytes() => {
+            Some(max) if written >= max.as_bytes() => {
                 Err(Refused::Quota { what: "audit_per_day", wait: tomorrow(now) })
             }
             _ => Ok(()),
@@ -187,17 +187,17 @@ impl Book {
     /// Returns true if the host has room for a sandbox.
     pub fn has_room(&self, demand: Demand) -> bool {
         let Capacity { sandboxes, memory } = self.capacity;
-        sandboxes.is_none_or(|most| self.sandboxes < most)
-            && memory.is_none_or(|most| self.memory_mib + demand.memory_mib <= mib(most))
-            && self.total.disk.is_none_or(|most| self.disk_mib + demand.disk_mib <= mib(most))
+        sandboxes.is_none_or(|max| self.sandboxes < max)
+            && memory.is_none_or(|max| self.memory_mib + demand.memory_mib <= mib(max))
+            && self.total.disk.is_none_or(|max| self.disk_mib + demand.disk_mib <= mib(max))
     }
 
     /// Returns true if the host could have room for a sandbox if it were empty.
     pub fn could_fit(&self, demand: Demand) -> bool {
         let Capacity { sandboxes, memory } = self.capacity;
         sandboxes != Some(0)
-            && memory.is_none_or(|most| demand.memory_mib <= mib(most))
-            && self.total.disk.is_none_or(|most| demand.disk_mib <= mib(most))
+            && memory.is_none_or(|max| demand.memory_mib <= mib(max))
+            && self.total.disk.is_none_or(|max| demand.disk_mib <= mib(max))
     }
 
     /// Reserves what a sandbox needs.
@@ -313,9 +313,9 @@ fn used_up(quota: &Total, used: &Usage) -> Option<&'static str> {
     let quotas = [
         ("cpu_seconds_per_day", quota.cpu_seconds_per_day, count(used.cpu_us) / 1_000_000),
         ("memory_gib_seconds_per_day", quota.memory_gib_seconds_per_day, memory_seconds),
-        ("egress_per_day", quota.egress_per_day.map(|most| most.as_bytes()), count(used.egress_bytes)),
+        ("egress_per_day", quota.egress_per_day.map(|max| max.as_bytes()), count(used.egress_bytes)),
     ];
-    let over = |(what, most, used): (&'static str, Option<u64>, u64)| (used >= most?).then_some(what);
+    let over = |(what, max, used): (&'static str, Option<u64>, u64)| (used >= max?).then_some(what);
     quotas.into_iter().find_map(over)
 }
 

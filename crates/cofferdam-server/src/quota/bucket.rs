@@ -49,9 +49,9 @@ impl Bucket {
 
     fn fill(&mut self, now: Duration) {
         let nanos = u64::try_from(now.saturating_sub(self.at).as_nanos()).unwrap_or(u64::MAX);
-        let most = u64::from(self.rate) * PARTS;
+        let max = u64::from(self.rate) * PARTS;
         // A token is 10^9 parts, and a second 10^9 nanoseconds.
-        self.parts = self.parts.saturating_add(nanos.saturating_mul(u64::from(self.rate))).min(most);
+        self.parts = self.parts.saturating_add(nanos.saturating_mul(u64::from(self.rate))).min(max);
         self.at = self.at.max(now);
     }
 }

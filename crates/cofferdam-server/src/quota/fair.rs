@@ -19,7 +19,7 @@ const BLOCK_PARTS: u32 = 3;
 /// The most lines that are tried after a first one that does not fit.
 const MAX_TRIED: usize = 256;
 
-/// The place of a request in the queue.
+/// The position of a request in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -101,13 +101,13 @@ impl<T> FairQueue<T> {
         ticket
     }
 
-    /// Removes and returns the next request that `fits` accepts. The first one blocks the others for a while if it does
+    /// Removes and returns the next request that `accepts` accepts. The first one blocks the others for a while if it does
     /// not fit, so that smaller ones do not pass it forever.
-    pub fn pop(&mut self, now: Duration, mut fits: impl FnMut(&TenantId, &T) -> bool) -> Option<(TenantId, T)> {
+    pub fn pop(&mut self, now: Duration, mut accepts: impl FnMut(&TenantId, &T) -> bool) -> Option<(TenantId, T)> {
         let mut found = None;
         for (at, (_, tenant)) in self.ready.iter().take(1 + MAX_TRIED).enumerate() {
             let line = self.lines.get_mut(tenant)?;
-            if fits(tenant, &line.waiting.front()?.item) {
+            if accepts(tenant, &line.waiting.front()?.item) {
                 found = Some(tenant.clone());
                 break;
             }
@@ -317,7 +317,7 @@ mod tests {
             steps in prop::collection::vec((0u8..8, 0usize..4, 1u32..40), 1..400),
         ) {
             let mut queue: FairQueue<Option<u64>> = FairQueue::new(BLOCK);
-            let (mut hostile, mut asked) = (VecDeque::new(), BTreeMap::new());
+            let (mut hostile, mut submitted) = (VecDeque::new(), BTreeMap::new());
             let (mut now, mut numbers) = (NOW, 0);
             for (action, who, wait) in steps {
                 now += STEP;
@@ -329,16 +329,16 @@ mod tests {
                     3 => drop(hostile.pop_front().map(|(deadline, ticket)| queue.cancel(deadline, ticket))),
                     4..6 => {
                         numbers += 1;
-                        asked.insert(numbers, now);
+                        submitted.insert(numbers, now);
                         queue.push(now, &tenant(who), 1, FOREVER, Some(numbers));
                     }
                     _ => {}
                 }
                 while queue.expire(now).is_some() {}
                 while let Some((_, served)) = queue.pop(now, |_, number| number.is_some()) {
-                    asked.remove(&served.unwrap());
+                    submitted.remove(&served.unwrap());
                 }
-                for since in asked.values() {
+                for since in submitted.values() {
                     prop_assert!(now < *since + BLOCK + STEP, "waits since {since:?} at {now:?}");
                 }
             }

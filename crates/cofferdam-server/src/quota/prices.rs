@@ -28,7 +28,7 @@ impl FromStr for Price {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
         let digits =
-            |text: &str, most| (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+            |text: &str, max| (1..=max).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
         let wrong = "a price is a decimal number in quotes with at most 6 digits before the point and 12 after it";
         if !digits(whole, MAX_WHOLE_DIGITS) || !digits(part, DIGITS) {
             return Err(wrong);
@@ -138,7 +138,7 @@ mod tests {
         let mut all = cpu;
         [memory, egress, disk].iter().for_each(|usage| all.add(usage));
         assert_eq!(prices.cost_micros(&all), 7_070_000);
-        let most = Usage { cpu_us: i64::MAX, ..Usage::default() };
-        assert_eq!(prices.cost_micros(&most), i64::MAX / 10 + 1, "0.1 of each, rounded");
+        let max = Usage { cpu_us: i64::MAX, ..Usage::default() };
+        assert_eq!(prices.cost_micros(&max), i64::MAX / 10 + 1, "0.1 of each, rounded");
     }
 }

@@ -81,8 +81,8 @@ impl RemoteBackend {
             CreateSandbox { snapshot, backend: Some(self.backend.clone()), ..request(&spec, &self.capabilities)? };
         let client = self.client.clone();
         let sandbox = detached("create", async move {
-            let made: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&request)).await?;
-            Ok(RemoteSandbox::new(client, spec, made))
+            let details: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&request)).await?;
+            Ok(RemoteSandbox::new(client, spec, details))
         });
         let sandbox = sandbox.await?;
         if let Err(error) = sandbox.posture().require(sandbox.spec().allow_weaker()) {

@@ -17,7 +17,7 @@ pub mod variables {
     pub const CLIENT_CERT: &str = "COFFERDAM_CLIENT_CERT";
     /// A PEM file of the certificate's private key.
     pub const CLIENT_KEY: &str = "COFFERDAM_CLIENT_KEY";
-    /// The place of this program in a trace, as W3C Trace Context writes it.
+    /// The position of this program in a trace, as W3C Trace Context writes it.
     pub const TRACE: &str = "TRACEPARENT";
 }
 

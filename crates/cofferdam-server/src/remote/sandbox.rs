@@ -59,8 +59,8 @@ fn delete(client: &Client, path: String) {
 }
 
 impl RemoteSandbox {
-    pub(super) fn new(client: Client, spec: Spec, made: SandboxDetails) -> Self {
-        let SandboxDetails { sandbox, posture, network, .. } = made;
+    pub(super) fn new(client: Client, spec: Spec, details: SandboxDetails) -> Self {
+        let SandboxDetails { sandbox, posture, network, .. } = details;
         Self {
             client,
             spec,
@@ -131,8 +131,8 @@ impl Sandbox for RemoteSandbox {
         let (sandbox, path) = (self.id.clone(), self.path("/execs"));
         // An exec whose caller gave up is killed.
         let started = detached("start", async move {
-            let made: ExecView = client.call(Method::POST, &path, Some(&body)).await?;
-            Ok(exec::follow(client, sandbox, &made.id, &request))
+            let view: ExecView = client.call(Method::POST, &path, Some(&body)).await?;
+            Ok(exec::follow(client, sandbox, &view.id, &request))
         });
         started.await.map_err(|error| self.described("start", error))
     }
@@ -215,12 +215,12 @@ impl Sandbox for RemoteSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let (client, url, spec) = (self.open("fork")?.clone(), self.path("/fork"), self.spec.to_builder());
-        let made = detached("fork", async move {
-            let made: SandboxDetails = client.call(Method::POST, &url, Some(&ForkSandbox::default())).await?;
-            let spec = spec.network(made.network.clone()).build()?;
-            Ok(Self::new(client, spec, made))
+        let forked = detached("fork", async move {
+            let details: SandboxDetails = client.call(Method::POST, &url, Some(&ForkSandbox::default())).await?;
+            let spec = spec.network(details.network.clone()).build()?;
+            Ok(Self::new(client, spec, details))
         });
-        Ok(Arc::new(made.await.map_err(|error| self.described("fork", error))?))
+        Ok(Arc::new(forked.await.map_err(|error| self.described("fork", error))?))
     }
 
     async fn pause(&self) -> Result<()> {

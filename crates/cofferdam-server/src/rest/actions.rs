@@ -27,7 +27,7 @@ pub async fn begin(app: &App, caller: &Caller, action: &str, fill: impl FnOnce(&
         state: ActionState::Begun,
         sandbox: None,
         snapshot: None,
-        made: None,
+        created: None,
         image: None,
         digest: None,
         dry_run: false,

@@ -76,14 +76,14 @@ pub async fn attach(
     let upgrade = upgrade.map_err(|error| Failure::bad_request(error.body_text()))?;
     let bounds = app.bounds().clone();
     // The connection is no request any more once it is a WebSocket, and is counted on its own.
-    let place = (app.place()?, app.tenant_place(&caller.tenant)?);
+    let permits = (app.request_permit()?, app.tenant_slot(&caller.tenant)?);
     let stream = app.stream("attach", &caller, Some(&live.id));
     exec.link_to(&stream.0);
     let may_write = caller.may(Scope::ExecsWrite);
     let stop = app.stop_token();
     let upgrade = upgrade.protocols([browser::PROTOCOL]).max_message_size(bounds.stdin).max_frame_size(bounds.stdin);
     Ok(upgrade.on_upgrade(move |socket| async move {
-        let _held = (place, stream);
+        let _held = (permits, stream);
         tokio::select! {
             () = serve(socket, live, exec, query.offset.unwrap_or(0), may_write, bounds) => {}
             () = stop.cancelled() => {}

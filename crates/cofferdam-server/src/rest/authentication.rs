@@ -209,8 +209,8 @@ async fn handle(app: &App, caller: Caller, mut request: Request, next: Next) -> 
 async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, next: Next) -> Response {
     let metrics = &app.services().metrics;
     // All that follows, also the rest of a refused body, counts for the tenant.
-    let place = match app.tenant_place(&caller.tenant) {
-        Ok(place) => place,
+    let slot = match app.tenant_slot(&caller.tenant) {
+        Ok(slot) => slot,
         Err(failure) => {
             metrics.denied("requests");
             return failure.into_response();
@@ -238,7 +238,7 @@ async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, n
     if response.status().is_client_error() || response.status().is_server_error() {
         rest.discard().await;
     }
-    slots::hold(response, place)
+    slots::hold(response, slot)
 }
 
 /// Returns the reason why a caller is refused before its request is read, for the metrics and for the answer.

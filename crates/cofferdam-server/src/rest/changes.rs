@@ -81,11 +81,11 @@ pub async fn read(
     Query(query): Query<ChangesQuery>,
 ) -> Answer {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
-    let kept = live.keep();
+    let guard = live.keep();
     let changes = live.used().changes().await?;
     if query.form == ChangesForm::Tar {
         let skipped = skipped(&changes);
-        let stream = Kept { inner: ReaderStream::with_capacity(changes.layer, PIECE), _use: kept };
+        let stream = Kept { inner: ReaderStream::with_capacity(changes.layer, PIECE), _use: guard };
         let mut response = Response::new(Body::from_stream(stream));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(LAYER));

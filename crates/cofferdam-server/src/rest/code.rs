@@ -46,8 +46,8 @@ pub async fn execute(
     let live = app.sandboxes().find(&caller.tenant, &id)?;
     let language = request.language.clone().ok_or_else(|| Failure::bad_request("the request names no language"))?;
     check_timeout(&app, &request)?;
-    let place = place(&app, &live);
-    let work = Work { app, caller, live, request: request.into_request(language), by: By::Sandbox(place) };
+    let profile = profile(&app, &live);
+    let work = Work { app, caller, live, request: request.into_request(language), by: By::Sandbox(profile) };
     work.answer(&headers).await
 }
 
@@ -65,8 +65,8 @@ pub async fn open(
 ) -> Answer {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
     let _use = live.keep();
-    let place = place(&app, &live);
-    let kernel = live.kernels(app.code())?.open(&place, live.used(), &request.language).await?;
+    let profile = profile(&app, &live);
+    let kernel = live.kernels(app.code())?.open(&profile, live.used(), &request.language).await?;
     Ok((StatusCode::CREATED, axum::Json(view(&kernel))).into_response())
 }
 
@@ -173,9 +173,9 @@ impl Work {
         let call = async {
             match by {
                 By::Kernel(kernel) => kernel.call_live(request, on_output).await,
-                By::Sandbox(place) => {
+                By::Sandbox(profile) => {
                     let kernels = live.kernels(app.code())?;
-                    kernels.executor().execute_live(&place, &**live.used(), request, on_output).await
+                    kernels.executor().execute_live(&profile, &**live.used(), request, on_output).await
                 }
             }
         };
@@ -212,16 +212,16 @@ fn view(kernel: &CodeSession) -> KernelView {
     KernelView { id: kernel.id().to_owned(), language: kernel.language().to_owned() }
 }
 
-fn place(app: &App, live: &LiveSandbox) -> BackendProfile {
+fn profile(app: &App, live: &LiveSandbox) -> BackendProfile {
     let served = app.policy().backends.get(&live.backend);
     let capabilities = served.map_or_else(Capabilities::new, |served| served.backend.capabilities());
     BackendProfile { backend: live.backend.clone(), level: live.level, capabilities }
 }
 
 fn check_timeout(app: &App, request: &RunCode) -> Result<(), Failure> {
-    let most = app.bounds().max_life;
-    if request.timeout.is_some_and(|timeout| timeout > most) {
-        let message = format!("the timeout is at most {} s here", most.as_secs());
+    let max = app.bounds().max_life;
+    if request.timeout.is_some_and(|timeout| timeout > max) {
+        let message = format!("the timeout is at most {} s here", max.as_secs());
         return Err(Error::new(ErrorKind::Denied, "execute", message).into());
     }
     Ok(())

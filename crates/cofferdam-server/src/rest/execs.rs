@@ -88,13 +88,13 @@ pub async fn wait(
 ) -> Result<axum::Json<ExecView>, Failure> {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
     let exec = live.exec(&exec)?;
-    let most = app.bounds().wait_time;
+    let max = app.bounds().wait_time;
     let limit = match query.timeout {
-        None => most,
+        None => max,
         Some(seconds) => Duration::try_from_secs_f64(seconds)
             .ok()
-            .filter(|limit| *limit <= most)
-            .ok_or_else(|| Failure::bad_request(format!("timeout must be between 0 and {} s", most.as_secs())))?,
+            .filter(|limit| *limit <= max)
+            .ok_or_else(|| Failure::bad_request(format!("timeout must be between 0 and {} s", max.as_secs())))?,
     };
     let _use = live.keep();
     exec.exit_within(limit).await;

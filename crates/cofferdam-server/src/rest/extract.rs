@@ -31,13 +31,13 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     }
 }
 
-/// Reads a whole body of at most `most` bytes.
-pub async fn read(body: Body, most: usize, limit: Duration) -> Result<bytes::Bytes, Failure> {
-    let collected = tokio::time::timeout(limit, Limited::new(body, most).collect()).await;
+/// Reads a whole body of at most `max` bytes.
+pub async fn read(body: Body, max: usize, limit: Duration) -> Result<bytes::Bytes, Failure> {
+    let collected = tokio::time::timeout(limit, Limited::new(body, max).collect()).await;
     let collected = collected.map_err(|_| too_slow())?;
     collected.map(|body| body.to_bytes()).map_err(|error| {
         if error.downcast_ref::<LengthLimitError>().is_some() {
-            too_large(most as u64)
+            too_large(max as u64)
         } else {
             Failure::bad_request("the body ended early")
         }
@@ -45,8 +45,8 @@ pub async fn read(body: Body, most: usize, limit: Duration) -> Result<bytes::Byt
 }
 
 /// Creates the answer to a body that is too large.
-pub fn too_large(most: u64) -> Failure {
-    let error = Error::invalid("read request", format!("the body is larger than {most} bytes"));
+pub fn too_large(max: u64) -> Failure {
+    let error = Error::invalid("read request", format!("the body is larger than {max} bytes"));
     Failure(StatusCode::PAYLOAD_TOO_LARGE, error)
 }
 

@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 use super::extract::{Json, Path, Query};
 use super::pages::PageQuery;
 use super::problem::Failure;
-use super::ranges::{self, Asked};
+use super::ranges::{self, RequestedRange};
 use super::sandboxes::no_content;
 use super::upload::Upload;
 use super::views::{FileList, FileStat, MoveFile, Written};
@@ -62,12 +62,12 @@ pub async fn read(
     let path = query.path()?;
     let keep = live.keep();
     let sandbox = live.used();
-    let asked = headers.get(RANGE).and_then(|value| value.to_str().ok()).and_then(ranges::parse);
-    let (status, reader, range): (_, FileReader, _) = match asked {
+    let requested = headers.get(RANGE).and_then(|value| value.to_str().ok()).and_then(ranges::parse);
+    let (status, reader, range): (_, FileReader, _) = match requested {
         None => (StatusCode::OK, sandbox.read_file(&path).await?, None),
-        Some(asked) => {
+        Some(requested) => {
             let size = stat_of(&**sandbox, &path).await?.size;
-            let Some((first, last)) = asked.within(size) else { return Ok(unsatisfiable(asked, size)) };
+            let Some((first, last)) = requested.within(size) else { return Ok(unsatisfiable(requested, size)) };
             let reader = sandbox.read_file_from(&path, first).await?.take(last - first + 1);
             (StatusCode::PARTIAL_CONTENT, Box::new(reader), Some((first, last, size)))
         }
@@ -90,7 +90,7 @@ fn ascii(text: String) -> HeaderValue {
     HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("bytes */*"))
 }
 
-fn unsatisfiable(_: Asked, size: u64) -> Response {
+fn unsatisfiable(_: RequestedRange, size: u64) -> Response {
     let error = Error::invalid("read_file", format!("the file has {size} bytes, and the range has none of them"));
     let mut response = Failure(StatusCode::RANGE_NOT_SATISFIABLE, error).into_response();
     response.headers_mut().insert(CONTENT_RANGE, ascii(format!("bytes */{size}")));

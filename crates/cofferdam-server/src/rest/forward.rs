@@ -36,7 +36,7 @@ const MAX_DOCUMENT: usize = 16 << 20;
 /// The time after which a request to a process that is ending can be repeated.
 const AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// A caller on its way to another process, and the place of its request in a trace.
+/// A caller on its way to another process, and the trace context of its request.
 #[derive(Debug, Serialize, Deserialize)]
 struct Passed {
     tenant: TenantId,
@@ -150,11 +150,11 @@ async fn pass(
     head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     protocol.map(|protocol| head.headers.insert(UPGRADE, protocol));
     // The connection is no request any more, and is counted on its own.
-    let place = (app.place()?, app.tenant_place(&caller.tenant)?);
+    let permits = (app.request_permit()?, app.tenant_slot(&caller.tenant)?);
     let stream = app.stream("forward", caller, None);
     let (app, caller, stop) = (app.clone(), caller.clone(), app.stop_token());
     tokio::spawn(async move {
-        let _held = (place, driver, stream);
+        let _held = (permits, driver, stream);
         let joined = async {
             let (ours, theirs) = tokio::try_join!(ours, theirs).ok()?;
             let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));

@@ -144,11 +144,11 @@ pub async fn load(
     body: Body,
 ) -> Answer<AddedImages> {
     let images = app.images()?;
-    let (most, stall) = (app.bounds().image, app.bounds().stall_time);
+    let (max, stall) = (app.bounds().image, app.bounds().stall_time);
     let loaded = detached(async move {
         let _turn = app.image_turns().take(&caller.tenant).await?;
         let spool = images.spool().await?;
-        let (upload, watch) = Upload::new(body, most, stall);
+        let (upload, watch) = Upload::new(body, max, stall);
         let receiving = tokio::time::timeout(app.bounds().transfer_time, received(upload, spool));
         let archive = receiving.await.unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Unavailable, "load image", "the archive did not arrive in time"))

@@ -300,8 +300,8 @@ impl App {
         self.0.document.clone()
     }
 
-    /// Takes the place of a request that is answered, if there is one.
-    fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    /// Takes a permit for a request, if the server has one left.
+    fn request_permit(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.0.requests).try_acquire_owned().map_err(|_| {
             let wait = Duration::from_secs(1);
             crate::refusal::overloaded("admit", "the server answers too many requests now", wait).into()
@@ -328,8 +328,8 @@ impl App {
         &self.0.refusals[usize::from(of_known)]
     }
 
-    /// Takes the place of a request of a tenant, if the tenant has one left.
-    fn tenant_place(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
+    /// Takes a slot for a request of a tenant, if the tenant has one left.
+    fn tenant_slot(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
         self.0.slots.take(tenant).ok_or_else(|| {
             let wait = Duration::from_secs(1);
             crate::refusal::exhausted("admit", "the server answers too many requests of the tenant now", wait).into()
@@ -403,7 +403,7 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Response
     if UNCOUNTED.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    let permit = match app.place() {
+    let permit = match app.request_permit() {
         Ok(permit) => permit,
         Err(failure) => return failure.into_response(),
     };

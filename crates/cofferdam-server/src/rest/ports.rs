@@ -152,11 +152,11 @@ impl Forward {
         match (upgrade, theirs) {
             (Some(ours), Some(theirs)) => {
                 // The connection is no request any more, and is counted on its own.
-                let place = (self.app.place()?, self.app.tenant_place(&self.caller.tenant)?);
+                let permits = (self.app.request_permit()?, self.app.tenant_slot(&self.caller.tenant)?);
                 let stream = self.app.stream("port", &self.caller, Some(&self.live.id));
                 let (app, caller, stop) = (self.app.clone(), self.caller, self.app.stop_token());
                 tokio::spawn(async move {
-                    let _held = (place, keep, driver, stream);
+                    let _held = (permits, keep, driver, stream);
                     let joined = async {
                         let (ours, theirs) = tokio::try_join!(ours, theirs).ok()?;
                         let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
@@ -320,8 +320,8 @@ fn clean_request(headers: &mut HeaderMap, by_host: bool, upgrade: bool) {
 fn foreign_cookies(value: &HeaderValue) -> Option<HeaderValue> {
     let text = value.to_str().ok()?;
     let is_own = |cookie: &&str| OWN_COOKIES.iter().any(|own| cookie.trim_start().starts_with(own));
-    let kept: Vec<_> = text.split(';').filter(|cookie| !is_own(cookie)).map(str::trim).collect();
-    (!kept.is_empty()).then(|| HeaderValue::from_str(&kept.join("; ")).ok()).flatten()
+    let others: Vec<_> = text.split(';').filter(|cookie| !is_own(cookie)).map(str::trim).collect();
+    (!others.is_empty()).then(|| HeaderValue::from_str(&others.join("; ")).ok()).flatten()
 }
 
 /// Cleans the head of an answer. `prefix` is the path of the port, unless a host name leads to it.
@@ -343,9 +343,9 @@ fn clean_answer(headers: &mut HeaderMap, prefix: Option<&str>, switched: bool) {
                 value.as_bytes().split(|byte| *byte == b';').map(|part| part.split(|byte| *byte == b'=').next());
             !names.flatten().any(|name| name.trim_ascii().eq_ignore_ascii_case(b"domain"))
         };
-        let kept: Vec<_> = headers.get_all(SET_COOKIE).iter().filter(own).cloned().collect();
+        let cookies: Vec<_> = headers.get_all(SET_COOKIE).iter().filter(own).cloned().collect();
         headers.remove(SET_COOKIE);
-        for value in kept {
+        for value in cookies {
             headers.append(SET_COOKIE, value);
         }
         return;
@@ -434,12 +434,12 @@ pub async fn tunnel(
     let live = app.sandboxes().find(&caller.tenant, &id)?;
     let upgrade = upgrade.map_err(|error| Failure::bad_request(error.body_text()))?;
     let connection = connect(&**live.used(), port).await?;
-    let place = (app.place()?, app.tenant_place(&caller.tenant)?);
+    let permits = (app.request_permit()?, app.tenant_slot(&caller.tenant)?);
     let stream = app.stream("port", &caller, Some(&live.id));
     let (stop, keep) = (app.stop_token(), live.keep());
-    let (most, ping) = (app.bounds().stdin, app.bounds().stall_time / 4);
-    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(move |socket| async move {
-        let _held = (place, keep, stream);
+    let (max, ping) = (app.bounds().stdin, app.bounds().stall_time / 4);
+    Ok(upgrade.max_message_size(max).max_frame_size(max).on_upgrade(move |socket| async move {
+        let _held = (permits, keep, stream);
         tokio::select! {
             () = relay(socket, connection, ping) => {}
             () = stop.cancelled() => {}

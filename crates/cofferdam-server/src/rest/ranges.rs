@@ -2,7 +2,7 @@
 
 /// A range as asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum RequestedRange {
     /// From a byte to another, or to the end.
     From(u64, Option<u64>),
     /// The last bytes.
@@ -10,23 +10,23 @@ pub enum Asked {
 }
 
 /// Parses a header. Returns `None` for one that a server ignores: another unit, several ranges, or a malformed one.
-pub fn parse(header: &str) -> Option<Asked> {
+pub fn parse(header: &str) -> Option<RequestedRange> {
     let (first, last) = header.trim().strip_prefix("bytes=")?.split_once('-')?;
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| text.parse().unwrap_or(u64::MAX))
     };
     match (first.trim(), last.trim()) {
-        ("", last) => Some(Asked::Last(number(last)?)),
-        (first, "") => Some(Asked::From(number(first)?, None)),
+        ("", last) => Some(RequestedRange::Last(number(last)?)),
+        (first, "") => Some(RequestedRange::From(number(first)?, None)),
         (first, last) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Asked::From(first, Some(last)))
+            (first <= last).then_some(RequestedRange::From(first, Some(last)))
         }
     }
 }
 
-impl Asked {
+impl RequestedRange {
     /// Returns the first and the last byte of a file of this size. Returns `None` if it has none of them.
     pub fn within(self, size: u64) -> Option<(u64, u64)> {
         let end = size.checked_sub(1)?;

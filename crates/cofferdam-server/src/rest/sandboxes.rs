@@ -51,9 +51,9 @@ pub async fn create(
     created(app.clone(), async move {
         let about = |action: &mut Action| action.snapshot = Some(Text::new(&snapshot));
         let recorded = actions::begin(&app, &caller, "restore", about).await?;
-        let made = app.sandboxes().create(&backend, new).await;
-        recorded.end(&made, |action, live| action.made = Some(Text::new(&live.id))).await;
-        made
+        let created = app.sandboxes().create(&backend, new).await;
+        recorded.end(&created, |action, live| action.created = Some(Text::new(&live.id))).await;
+        created
     })
     .await
 }
@@ -64,11 +64,11 @@ pub(super) async fn created(
     app: App,
     work: impl Future<Output = cofferdam_contract::Result<Arc<LiveSandbox>>> + Send + 'static,
 ) -> Answer {
-    let (sender, made) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     tokio::spawn(
         async move {
-            let made = work.await;
-            if let Err(Ok(live)) = sender.send(made) {
+            let created = work.await;
+            if let Err(Ok(live)) = sender.send(created) {
                 // A failed close is the backend's to report.
                 let _ = app.sandboxes().delete(&live.tenant, &live.id, Unkept::Report).await;
             }
@@ -76,7 +76,7 @@ pub(super) async fn created(
         .with_current_context()
         .in_current_span(),
     );
-    let live = made.await.map_err(|_| Error::new(ErrorKind::Internal, "create", "the create ended early"))??;
+    let live = receiver.await.map_err(|_| Error::new(ErrorKind::Internal, "create", "the create ended early"))??;
     Ok((StatusCode::CREATED, axum::Json(SandboxDetails::of(&live))).into_response())
 }
 
@@ -178,8 +178,8 @@ pub async fn delete(
         UnkeptChanges::Keep => Unkept::Keep,
         UnkeptChanges::Discard => Unkept::Discard,
     };
-    let kept = app.sandboxes().delete(&caller.tenant, &id, unkept).await?;
-    Ok(kept.map_or_else(no_content, |changes| axum::Json(DeletedSandbox { changes }).into_response()))
+    let stored = app.sandboxes().delete(&caller.tenant, &id, unkept).await?;
+    Ok(stored.map_or_else(no_content, |changes| axum::Json(DeletedSandbox { changes }).into_response()))
 }
 
 /// Change the lifetime or the idle time of a sandbox.

@@ -10,41 +10,41 @@ use parking_lot::Mutex;
 
 /// The requests of each tenant that are answered now.
 pub struct Slots {
-    most: usize,
+    max: usize,
     total: usize,
     taken: Mutex<Taken>,
 }
 
-/// The taken places.
+/// The taken slots.
 #[derive(Default)]
 struct Taken {
     of: BTreeMap<TenantId, usize>,
     all: usize,
 }
 
-/// The place of one request of a tenant. It is free again when it is dropped.
+/// The slot of one request of a tenant. It is free again when it is dropped.
 pub struct TenantSlot {
     of: Arc<Slots>,
     tenant: TenantId,
 }
 
 impl Slots {
-    /// Creates a bound of `most` requests for each tenant.
-    pub fn new(most: usize) -> Self {
-        Self::shared(most, usize::MAX)
+    /// Creates a bound of `max` requests for each tenant.
+    pub fn new(max: usize) -> Self {
+        Self::shared(max, usize::MAX)
     }
 
-    /// Creates a bound of `most` requests for each tenant and `total` for all. A tenant takes at most as many as it leaves
+    /// Creates a bound of `max` requests for each tenant and `total` for all. A tenant takes at most as many as it leaves
     /// to others, so that no tenants take all.
-    pub fn shared(most: usize, total: usize) -> Self {
-        Self { most, total, taken: Mutex::default() }
+    pub fn shared(max: usize, total: usize) -> Self {
+        Self { max, total, taken: Mutex::default() }
     }
 
-    /// Takes a place. Returns `None` if the tenant has no more.
+    /// Takes a slot. Returns `None` if the tenant has no more.
     pub fn take(self: &Arc<Self>, tenant: &TenantId) -> Option<TenantSlot> {
         let mut taken = self.taken.lock();
         let count = taken.of.get(tenant).copied().unwrap_or(0);
-        if count >= self.most.min(self.total - taken.all) {
+        if count >= self.max.min(self.total - taken.all) {
             return None;
         }
         taken.of.insert(tenant.clone(), count + 1);
@@ -103,7 +103,7 @@ mod tests {
 
     /// Promise (Server): No tenants take all calls of plugins: each leaves at least as many to others as it has.
     #[test]
-    fn a_tenant_leaves_places_to_others() {
+    fn a_tenant_leaves_slots_to_others() {
         let slots = Arc::new(Slots::shared(4, 6));
         let take = |name: &str| -> Vec<_> {
             let tenant = TenantId::new(name).unwrap();
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!((first.len(), second.len(), third.len()), (3, 2, 1));
         assert_eq!(take("d").len(), 0);
         drop((second, third));
-        assert_eq!(take("d").len(), 2, "places are free again");
+        assert_eq!(take("d").len(), 2, "slots are free again");
         drop(first);
         assert_eq!(take("a").len(), 3);
     }

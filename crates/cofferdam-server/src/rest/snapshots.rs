@@ -66,7 +66,7 @@ pub async fn take(
             new.finish(&live.backend, &limits, Some(live.id.clone())).await
         };
         let taken = taken.await;
-        recorded.end(&taken, |action, record| action.made = Some(Text::new(&record.id))).await;
+        recorded.end(&taken, |action, record| action.created = Some(Text::new(&record.id))).await;
         taken
     });
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(&*record.await?))).into_response())
@@ -92,7 +92,7 @@ pub async fn fork(
         let about = |action: &mut Action| action.sandbox = Some(Text::new(&from));
         let recorded = actions::begin(&app, &caller, "fork", about).await?;
         let forked = app.sandboxes().fork(&caller.tenant, &id, NewFork { name, life, idle }).await;
-        recorded.end(&forked, |action, live| action.made = Some(Text::new(&live.id))).await;
+        recorded.end(&forked, |action, live| action.created = Some(Text::new(&live.id))).await;
         forked
     })
     .await
@@ -265,7 +265,7 @@ impl Start {
     }
 
     /// Reads the snapshot.
-    pub(super) async fn load(&self, app: &App, most: &Limits) -> Result<cofferdam_contract::Snapshot, Failure> {
-        Ok(app.snapshots()?.load(&self.record, &*self.archive, most).await?)
+    pub(super) async fn load(&self, app: &App, max: &Limits) -> Result<cofferdam_contract::Snapshot, Failure> {
+        Ok(app.snapshots()?.load(&self.record, &*self.archive, max).await?)
     }
 }

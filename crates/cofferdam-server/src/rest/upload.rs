@@ -34,7 +34,7 @@ pub struct Upload {
 
 /// The observer of an upload.
 pub struct Watch {
-    most: u64,
+    max: u64,
     state: Arc<AtomicU8>,
     progress: Arc<Notify>,
 }
@@ -53,7 +53,7 @@ impl Watch {
     /// Returns the outcome of work with the body: the body's own failure, if it has one.
     pub fn outcome<T>(&self, done: Result<T, Error>) -> Result<T, Failure> {
         match (done, self.state.load(Ordering::SeqCst)) {
-            (Err(_), TOO_LARGE) => Err(too_large(self.most)),
+            (Err(_), TOO_LARGE) => Err(too_large(self.max)),
             (Err(_), TOO_SLOW) => Err(too_slow()),
             (Err(_), BROKEN) => Err(Failure::bad_request("the body ended early")),
             (done, _) => Ok(done?),
@@ -62,13 +62,13 @@ impl Watch {
 }
 
 impl Upload {
-    /// Reads a body of at most `most` bytes, which pauses at most for `stall`.
-    pub fn new(body: Body, most: u64, stall: Duration) -> (Self, Watch) {
+    /// Reads a body of at most `max` bytes, which pauses at most for `stall`.
+    pub fn new(body: Body, max: u64, stall: Duration) -> (Self, Watch) {
         let state = Arc::new(AtomicU8::new(GOOD));
         let progress = Arc::new(Notify::new());
-        let watch = Watch { most, state: Arc::clone(&state), progress: Arc::clone(&progress) };
+        let watch = Watch { max, state: Arc::clone(&state), progress: Arc::clone(&progress) };
         let pause = Box::pin(tokio::time::sleep(stall));
-        (Self { inner: body.into_data_stream(), left: most, stall, pause, state, progress }, watch)
+        (Self { inner: body.into_data_stream(), left: max, stall, pause, state, progress }, watch)
     }
 
     fn fail(&self, state: u8) -> io::Error {

@@ -21,7 +21,7 @@ use super::{Answer, App};
 use crate::caller::Caller;
 use crate::metrics::OPENMETRICS;
 use crate::quota::{Prices, Quota};
-use crate::store::{Store, Usage, UsagePlace, UsageRow};
+use crate::store::{Store, Usage, UsagePosition, UsageRow};
 
 /// The most days of one answer.
 const MAX_DAYS: i64 = 366;
@@ -172,11 +172,11 @@ async fn listed(app: &App, tenant: Option<&TenantId>, query: &UsageQuery) -> Ans
         return Ok(([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&list)).into_response());
     }
     let size = PageSize::of(query.limit)?;
-    let after = query.after.as_ref().map_or(Ok(UsagePlace::START), |after| after.parse());
+    let after = query.after.as_ref().map_or(Ok(UsagePosition::START), |after| after.parse());
     let after = after.map_err(|()| Failure::bad_request("after is not the value of next of a page"))?;
     let found = store.usage_after(tenant, from, to, &after, size.wanted()).await?;
-    let found = found.into_iter().map(|row| (row.place().to_string(), row)).collect();
-    let (page, next) = size.cut(found, |(place, _): &(String, _)| place);
+    let found = found.into_iter().map(|row| (row.position().to_string(), row)).collect();
+    let (page, next) = size.cut(found, |(position, _): &(String, _)| position);
     let rows = page.into_iter().map(|(_, row)| row).collect();
     Ok(axum::Json(UsageList::of(rows, next, prices.as_ref())).into_response())
 }
@@ -190,12 +190,12 @@ fn csv(list: &UsageList) -> String {
         let Usage { sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes, disk_mib_ms, audit_bytes } =
             usage;
         // A spreadsheet must not take a label for a formula.
-        let mark = if label.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
+        let escape = if label.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
         let label = label.replace('"', "\"\"");
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "{tenant},{day},\"{mark}{label}\",{sandboxes},{execs},{cpu_us},{memory_mib_ms},{egress_bytes},{output_bytes},\
+            "{tenant},{day},\"{escape}{label}\",{sandboxes},{execs},{cpu_us},{memory_mib_ms},{egress_bytes},{output_bytes},\
              {disk_mib_ms},{audit_bytes}"
         );
         if let (Some(cost), Some(Cost { currency, .. })) = (cost_micros, &list.cost) {

@@ -354,6 +354,10 @@ pub struct ExecView {
     pub exit: Option<Exit>,
     /// The failure, if the sandbox failed.
     pub error: Option<super::problem::Problem>,
+    /// The refusals of the sandbox's network policy while the exec ran, each kind once and at most 65. Empty until the exec
+    /// has ended, and missing if the sandbox was created without a policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_denials: Option<Vec<String>>,
 }
 
 /// A page of the execs of a sandbox.
@@ -579,6 +583,7 @@ impl ExecView {
             stdin: exec.has_stdin,
             exit,
             error,
+            network_denials: exec.network_denials(),
         }
     }
 }

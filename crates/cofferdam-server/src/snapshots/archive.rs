@@ -21,11 +21,11 @@ pub trait SnapshotArchive: Send + Sync + fmt::Debug {
     /// Writes a snapshot.
     async fn save(&self, snapshot: &Snapshot, limits: &Limits, out: Box<dyn Write + Send>) -> Result<()>;
 
-    /// Reads a snapshot of a tenant, for a sandbox with at most the limits `most`. All of the file is verified.
+    /// Reads a snapshot of a tenant, for a sandbox with at most the limits `max`. All of the file is verified.
     ///
     /// # Errors
     /// - `InvalidInput` for a file that is no snapshot of the backend.
-    async fn load(&self, file: File, tenant: &TenantId, most: &Limits) -> Result<Snapshot>;
+    async fn load(&self, file: File, tenant: &TenantId, max: &Limits) -> Result<Snapshot>;
 
     /// Returns true if a file may come from a client. False if it has states of programs or devices that the backend
     /// trusts.
@@ -65,8 +65,8 @@ impl SnapshotArchive for WorkspaceArchive {
         after_close(written, sandbox.close().await)
     }
 
-    async fn load(&self, file: File, tenant: &TenantId, most: &Limits) -> Result<Snapshot> {
-        let sandbox = self.backend.create(spec(tenant, most)?).await?;
+    async fn load(&self, file: File, tenant: &TenantId, max: &Limits) -> Result<Snapshot> {
+        let sandbox = self.backend.create(spec(tenant, max)?).await?;
         let tar = Box::new(tokio::fs::File::from_std(file));
         let snapshot = async {
             sandbox.copy_in(&SandboxPath::default(), tar).await?;

@@ -196,7 +196,7 @@ impl Snapshots {
             let mut table = self.table.lock();
             let Table { names, used, .. } = &mut *table;
             let used = used.entry(tenant.clone()).or_default();
-            if quota.snapshots.is_some_and(|most| used.snapshots >= most) {
+            if quota.snapshots.is_some_and(|max| used.snapshots >= max) {
                 return Err(used_up("snapshots"));
             }
             if let Some(name) = &name
@@ -218,10 +218,10 @@ impl Snapshots {
 
     /// Reserves bytes of a tenant. Returns false if its quota is used up.
     pub(self) fn reserve(&self, tenant: &TenantId, bytes: u64) -> bool {
-        let most = self.admission.state_of(tenant).0.snapshot_bytes;
+        let max = self.admission.state_of(tenant).0.snapshot_bytes;
         let mut table = self.table.lock();
         let used = table.used.entry(tenant.clone()).or_default();
-        if most.is_some_and(|most| used.bytes + bytes > most.as_bytes()) {
+        if max.is_some_and(|max| used.bytes + bytes > max.as_bytes()) {
             return false;
         }
         used.bytes += bytes;
@@ -253,13 +253,13 @@ impl Snapshots {
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, "find snapshot", "there is no such snapshot"))
     }
 
-    /// Returns a tenant's snapshots after the id `after`, oldest first, at most `most`.
-    pub fn list(&self, tenant: &TenantId, after: Option<&str>, most: usize) -> Vec<Arc<SnapshotRecord>> {
+    /// Returns a tenant's snapshots after the id `after`, oldest first, at most `max`.
+    pub fn list(&self, tenant: &TenantId, after: Option<&str>, max: usize) -> Vec<Arc<SnapshotRecord>> {
         use std::ops::Bound::{Excluded, Unbounded};
         let table = self.table.lock();
         let from = (tenant.clone(), after.unwrap_or_default().to_owned());
         let own = table.all.range((Excluded(from), Unbounded)).take_while(|((owner, _), _)| owner == tenant);
-        own.map(|(_, record)| Arc::clone(record)).take(most).collect()
+        own.map(|(_, record)| Arc::clone(record)).take(max).collect()
     }
 
     /// Deletes a tenant's snapshot. Sandboxes that were created from it remain.
@@ -296,12 +296,7 @@ impl Snapshots {
     /// # Errors
     /// - `Unavailable` if the file is damaged.
     /// - The errors of [`SnapshotArchive::load`].
-    pub async fn load(
-        &self,
-        record: &SnapshotRecord,
-        archive: &dyn SnapshotArchive,
-        most: &Limits,
-    ) -> Result<Snapshot> {
+    pub async fn load(&self, record: &SnapshotRecord, archive: &dyn SnapshotArchive, max: &Limits) -> Result<Snapshot> {
         let _turn = self.turn(&record.tenant).await?;
         let (path, expected) = (self.directory.join(&record.id), record.sha256.clone());
         let file = blocking(move || {
@@ -313,7 +308,7 @@ impl Snapshots {
             }
             File::open(&path).map_err(failed)
         });
-        archive.load(file.await?, &record.tenant, most).await
+        archive.load(file.await?, &record.tenant, max).await
     }
 }
 

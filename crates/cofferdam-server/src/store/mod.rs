@@ -28,14 +28,14 @@ pub use idempotency::StoredAnswer;
 pub use keys::KeyRecord;
 pub use sandboxes::SandboxRecord;
 pub use snapshots::SnapshotRecord;
-pub use usage::{Usage, UsagePlace, UsageRow};
+pub use usage::{Usage, UsagePosition, UsageRow};
 
 /// Time to wait for a connection, and for other writers.
 const WAIT: Duration = Duration::from_secs(5);
 /// Connections to the database.
 const CONNECTIONS: u32 = 8;
 
-/// The place of the state.
+/// The location of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Database {
     /// A SQLite file, in a directory of this user.
@@ -61,7 +61,11 @@ impl Store {
         install_default_drivers();
         let options = AnyPoolOptions::new().max_connections(CONNECTIONS).acquire_timeout(WAIT);
         let (options, url) = match database {
-            Database::File(path) => (options.after_connect(|connection, _| Box::pin(pragmas(connection))), file(path)?),
+            Database::File(path) => {
+                // A connection to a file is not lost while it is idle.
+                let options = options.test_before_acquire(false);
+                (options.after_connect(|connection, _| Box::pin(pragmas(connection))), file(path)?)
+            }
             Database::Url(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
                 (options, url.clone())
             }

@@ -1,4 +1,4 @@
-//! The table of live sandboxes, to settle their usage after the server was killed.
+//! The table of the live sandboxes that clients know by an id, to report their end after the server was killed.
 
 use cofferdam_contract::Result;
 use sqlx::any::AnyRow;

@@ -81,27 +81,27 @@ pub struct UsageRow {
     pub usage: Usage,
 }
 
-/// The place of a row in the order of lists. Its text has the day, the tenant and the label, with commas.
+/// The position of a row in the order of lists. Its text has the day, the tenant and the label, with commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UsagePlace {
+pub struct UsagePosition {
     day: i64,
     tenant: String,
     label: String,
 }
 
-impl UsagePlace {
-    /// The place before all rows.
+impl UsagePosition {
+    /// The position before all rows.
     pub const START: Self = Self { day: i64::MIN, tenant: String::new(), label: String::new() };
 }
 
-impl fmt::Display for UsagePlace {
+impl fmt::Display for UsagePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { day, tenant, label } = self;
         write!(f, "{day},{tenant},{label}")
     }
 }
 
-impl FromStr for UsagePlace {
+impl FromStr for UsagePosition {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -114,9 +114,9 @@ impl FromStr for UsagePlace {
 }
 
 impl UsageRow {
-    /// Returns the place of the row in the order of lists.
-    pub fn place(&self) -> UsagePlace {
-        UsagePlace { day: self.day, tenant: self.tenant.clone(), label: self.label.clone() }
+    /// Returns the position of the row in the order of lists.
+    pub fn position(&self) -> UsagePosition {
+        UsagePosition { day: self.day, tenant: self.tenant.clone(), label: self.label.clone() }
     }
 
     fn read(row: &AnyRow) -> sqlx::Result<Self> {
@@ -174,6 +174,11 @@ impl Store {
     /// # Errors
     /// - `Unavailable` if the database fails.
     pub async fn settle(&self, rows: &[UsageRow], ended: &[String]) -> Result<()> {
+        if let ([row], []) = (rows, ended) {
+            // One statement is a transaction of its own.
+            let added = async { add(&mut *self.pool.acquire().await?, row).await };
+            return added.await.map_err(|error| failed("record usage", error));
+        }
         self.write("record usage", async |transaction| {
             for row in rows {
                 add(transaction, row).await?;
@@ -219,16 +224,16 @@ impl Store {
         self.usage_rows(tenant, from, to, MAX_ROWS).await
     }
 
-    async fn usage_rows(&self, tenant: Option<&TenantId>, from: i64, to: i64, most: usize) -> Result<Vec<UsageRow>> {
-        let rows = self.usage_after(tenant, from, to, &UsagePlace::START, most + 1).await?;
-        if rows.len() > most {
-            return Err(Error::invalid("read usage", format!("the usage of these days has more than {most} rows"))
+    async fn usage_rows(&self, tenant: Option<&TenantId>, from: i64, to: i64, max: usize) -> Result<Vec<UsageRow>> {
+        let rows = self.usage_after(tenant, from, to, &UsagePosition::START, max + 1).await?;
+        if rows.len() > max {
+            return Err(Error::invalid("read usage", format!("the usage of these days has more than {max} rows"))
                 .with_remedy("ask for fewer days, or for JSON, which has pages"));
         }
         Ok(rows)
     }
 
-    /// Returns at most `limit` rows after a place, like [`Self::usage`].
+    /// Returns at most `limit` rows after a position, like [`Self::usage`].
     ///
     /// # Errors
     /// - `Unavailable` if the database fails.
@@ -237,7 +242,7 @@ impl Store {
         tenant: Option<&TenantId>,
         from: i64,
         to: i64,
-        after: &UsagePlace,
+        after: &UsagePosition,
         limit: usize,
     ) -> Result<Vec<UsageRow>> {
         let select = "SELECT tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes,
@@ -297,16 +302,16 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_read_from_its_text() {
-        for place in [
-            UsagePlace { day: 20_600, tenant: "a".to_owned(), label: "x,y".to_owned() },
-            UsagePlace { day: -1, tenant: "a.b".to_owned(), label: String::new() },
-            UsagePlace::START,
+    fn a_position_is_read_from_its_text() {
+        for position in [
+            UsagePosition { day: 20_600, tenant: "a".to_owned(), label: "x,y".to_owned() },
+            UsagePosition { day: -1, tenant: "a.b".to_owned(), label: String::new() },
+            UsagePosition::START,
         ] {
-            assert_eq!(place.to_string().parse(), Ok(place));
+            assert_eq!(position.to_string().parse(), Ok(position));
         }
         for bad in ["", "1", "1,a", "x,a,l", "99999999999999999999,a,l"] {
-            assert!(bad.parse::<UsagePlace>().is_err(), "{bad}");
+            assert!(bad.parse::<UsagePosition>().is_err(), "{bad}");
         }
     }
 

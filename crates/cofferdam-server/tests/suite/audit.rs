@@ -243,12 +243,12 @@ async fn snapshots_and_their_sandboxes_are_audited() {
     let found = records(&server, "action");
     let shown: Vec<_> =
         found.iter().map(|one| [&one["action"], &one["state"], &one["made"]].map(Clone::clone)).collect();
-    let pair = |action: &str, made: &Value| {
-        [[json!(action), json!("begun"), Value::Null], [json!(action), json!("ended"), made.clone()]]
+    let pair = |action: &str, target: &Value| {
+        [[json!(action), json!("begun"), Value::Null], [json!(action), json!("ended"), target.clone()]]
     };
-    let made =
+    let expected =
         [pair("snapshot", &taken["id"]), pair("restore", &json!(restored)), pair("fork", &forked["id"])].concat();
-    assert_eq!(shown[..6], made[..], "{found:?}");
+    assert_eq!(shown[..6], expected[..], "{found:?}");
     for one in &found {
         assert_eq!((&one["tenant"], &one["key"]), (&json!("acme"), &json!(key)));
     }

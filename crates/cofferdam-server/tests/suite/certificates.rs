@@ -27,10 +27,10 @@ async fn refusal(client: &Client) -> (String, Error) {
 /// Promise (Server): A client's certificate gives the tenant that its name means, and is no way to another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_name_their_tenant() {
-    let place = tempfile::tempdir().unwrap();
-    let authority = Authority::new(place.path(), "clients");
-    let listen = listen(place.path(), &authority, None, false);
-    let server = start_on(place, &listen, bounds(), |_| {}).await;
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "clients");
+    let listen = listen(directory.path(), &authority, None, false);
+    let server = start_on(directory, &listen, bounds(), |_| {}).await;
     let of = |serial, names: &[&str]| authority.client(serial, names, VALID);
     let (one, two) = (of(1, &["cofferdam://tenant/acme", "host.example"]), of(2, &["cofferdam://tenant/umbrella"]));
     let (acme, umbrella) = (client(&server, Some(&one), None), client(&server, Some(&two), None));
@@ -64,12 +64,13 @@ async fn certificates_name_their_tenant() {
 /// the reason and the remedy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn required_certificates_are_explained() {
-    let place = tempfile::tempdir().unwrap();
-    let (authority, stranger) = (Authority::new(place.path(), "clients"), Authority::new(place.path(), "strangers"));
+    let directory = tempfile::tempdir().unwrap();
+    let (authority, stranger) =
+        (Authority::new(directory.path(), "clients"), Authority::new(directory.path(), "strangers"));
     let name = ["cofferdam://tenant/acme"];
     let revoked = authority.revoke(&[5]);
-    let listen = listen(place.path(), &authority, Some(revoked), true);
-    let server = start_on(place, &listen, bounds(), |_| {}).await;
+    let listen = listen(directory.path(), &authority, Some(revoked), true);
+    let server = start_on(directory, &listen, bounds(), |_| {}).await;
     let key = server.key("acme", Scope::ALL).await;
     for (files, texts) in [
         (None, ["requires a certificate", "--client-cert"]),
@@ -112,36 +113,36 @@ async fn required_certificates_are_explained() {
 /// end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_certificate_is_refused_on_open_connections() {
-    let place = tempfile::tempdir().unwrap();
-    let authority = Authority::new(place.path(), "clients");
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "clients");
     let (name, revoked) = (["cofferdam://tenant/acme"], authority.revoke(&[]));
-    let listen = listen(place.path(), &authority, Some(revoked), false);
+    let listen = listen(directory.path(), &authority, Some(revoked), false);
     let quick = cofferdam_server::Bounds { stall_time: Duration::from_secs(2), ..bounds() };
-    let server = start_on(place, &listen, quick, |_| {}).await;
+    let server = start_on(directory, &listen, quick, |_| {}).await;
     let (one, two) = (authority.client(1, &name, VALID), authority.client(2, &name, VALID));
     let (ending, lasting) = (client(&server, Some(&one), None), client(&server, Some(&two), None));
     create(&ending, json!({ "name": "a" })).await;
     let started = exec(&ending, "a", &steps(vec![Step::SleepForever])).await.unwrap();
     let mut attached = ending.attach("a", &started.id, 0).await.unwrap();
-    let mut kept = lasting.attach("a", &started.id, 0).await.unwrap();
+    let mut output = lasting.attach("a", &started.id, 0).await.unwrap();
     authority.revoke(&[1]);
     let refused = async || get(&ending, "/v1/sandboxes").await.is_err_and(|error| error.message().contains("revoked"));
     eventually("it is accepted for too long", refused).await;
     let end = tokio::time::timeout(Duration::from_secs(20), attached.next()).await.expect("the stream ends");
     assert!(end.is_err(), "the exec runs");
     assert!(get(&lasting, "/v1/sandboxes").await.is_ok());
-    assert!(tokio::time::timeout(Duration::from_millis(300), kept.next()).await.is_err(), "another is still valid");
+    assert!(tokio::time::timeout(Duration::from_millis(300), output.next()).await.is_err(), "another is still valid");
     server.stop().await;
 }
 
 /// Promise (Server): Rules give names in certificates their tenants and scopes, and names without a rule none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rules_give_scopes() {
-    let place = tempfile::tempdir().unwrap();
-    let authority = Authority::new(place.path(), "clients");
-    let listen = listen(place.path(), &authority, None, true);
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "clients");
+    let listen = listen(directory.path(), &authority, None, true);
     let rules = r#"{"rules": [{"uri": "spiffe://a/ci", "tenant": "acme", "scopes": ["sandboxes:read"]}]}"#;
-    let server = start_on(place, &listen, bounds(), |config| {
+    let server = start_on(directory, &listen, bounds(), |config| {
         config.gate.identities.certificates = CertificateRules::parse(rules).unwrap();
     })
     .await;
@@ -158,10 +159,10 @@ async fn rules_give_scopes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_web_page_cannot_use_a_certificate() {
     use hyper::header::HOST;
-    let place = tempfile::tempdir().unwrap();
-    let authority = Authority::new(place.path(), "clients");
-    let listen = listen(place.path(), &authority, None, false);
-    let server = start_on(place, &listen, bounds(), |_| {}).await;
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "clients");
+    let listen = listen(directory.path(), &authority, None, false);
+    let server = start_on(directory, &listen, bounds(), |_| {}).await;
     let files = authority.client(1, &["cofferdam://tenant/acme"], VALID);
     for (name, value, status) in [
         ("accept", "*/*", 200),
@@ -183,8 +184,8 @@ async fn a_web_page_cannot_use_a_certificate() {
 /// Promise (Server): A client names what is wrong with the certificate of a server, and doubts its own clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_explains_the_certificate_of_a_server() {
-    let place = tempfile::tempdir().unwrap();
-    let authority = Authority::new(place.path(), "servers");
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new(directory.path(), "servers");
     let ca = authority.file();
     for (serial, (names, valid, trusts, text)) in [
         (["127.0.0.1"], -7200..-3600, true, "has expired 60 min ago, by the clock of this host"),

@@ -45,7 +45,7 @@ async fn delete(client: &Client, path: &str) -> Option<DeletedSandbox> {
     client.call_if_any(Method::DELETE, path, Content::None).await.unwrap()
 }
 
-fn kept(server: &Running) -> usize {
+fn stored(server: &Running) -> usize {
     let directory = server.directory.path().join("changes");
     if !directory.exists() {
         return 0;
@@ -80,7 +80,7 @@ async fn changes_are_shown_and_applied() {
     assert_eq!(applied.applied.len(), 2, "{applied:?}");
     assert_eq!(std::fs::read_to_string(project.join("a.txt")).unwrap(), "two\n");
     assert_eq!(delete(&client, "/v1/sandboxes/box").await, None, "the directory has all of them");
-    assert_eq!(kept(&server), 0);
+    assert_eq!(stored(&server), 0);
     server.stop().await;
 }
 
@@ -153,15 +153,15 @@ async fn changes_are_kept_when_their_sandbox_ends() {
     };
     fill(json!({})).await;
     let deleted = delete(&client, "/v1/sandboxes/box").await.expect("changes were kept").changes;
-    assert_eq!((deleted.workspace.as_path(), deleted.files, kept(&server)), (project.as_path(), 1, 1));
+    assert_eq!((deleted.workspace.as_path(), deleted.files, stored(&server)), (project.as_path(), 1, 1));
 
     fill(json!({})).await;
     assert_eq!(delete(&client, "/v1/sandboxes/box?changes=discard").await, None);
-    assert_eq!(kept(&server), 1);
+    assert_eq!(stored(&server), 1);
 
     fill(json!({ "idle": 1 })).await;
     let deadline = Instant::now() + Duration::from_secs(20);
-    while kept(&server) < 2 {
+    while stored(&server) < 2 {
         assert!(Instant::now() < deadline, "the changes of an idle sandbox are kept");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -164,8 +164,8 @@ async fn a_run_leaves_nothing() {
     }
     let forever = steps(vec![Step::SleepForever]);
     let gone = json!({ "exec": forever });
-    let asked = tokio::time::timeout(Duration::from_millis(300), post(&client, "/v1/runs", gone)).await;
-    assert!(asked.is_err());
+    let answer = tokio::time::timeout(Duration::from_millis(300), post(&client, "/v1/runs", gone)).await;
+    assert!(answer.is_err());
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while !server.simulated.living().is_empty() {
         assert!(tokio::time::Instant::now() < deadline, "the sandbox of the client that went away is left");

@@ -78,8 +78,8 @@ async fn a_guests_link_leads_nowhere() {
     let server = start(Over::Tcp, bounds()).await;
     let client = server.client();
     let id = create(&client, process()).await;
-    let made = shell(&client, &id, "ln -s /etc/passwd link; ln -s / root; mkfifo pipe").await.unwrap();
-    get(&client, &format!("/v1/sandboxes/{id}/execs/{}/wait", made.id)).await.unwrap();
+    let exec = shell(&client, &id, "ln -s /etc/passwd link; ln -s / root; mkfifo pipe").await.unwrap();
+    get(&client, &format!("/v1/sandboxes/{id}/execs/{}/wait", exec.id)).await.unwrap();
     for path in ["link", "root/etc/passwd", "pipe"] {
         let path = format!("/v1/sandboxes/{id}/files?path={path}");
         assert!(get(&client, &path).await.is_err(), "{path}");

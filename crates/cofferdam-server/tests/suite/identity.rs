@@ -55,15 +55,15 @@ async fn the_streams_of_a_revoked_key_end() {
     let path = format!("/v1/sandboxes/a/execs/{}/output", started.id);
     let mut attached = client.attach("a", &started.id, 0).await.unwrap();
     let followed = client.send(Method::GET, &path, Content::None).await.unwrap().into_body();
-    let mut kept = other.attach("a", &started.id, 0).await.unwrap();
+    let mut output = other.attach("a", &started.id, 0).await.unwrap();
     keys::revoke(&server.store, &id).await.unwrap();
     let ends = Duration::from_secs(20);
     let attached = tokio::time::timeout(ends, attached.next()).await.expect("the WebSocket ends");
     assert!(attached.is_err(), "the exec runs");
     let followed = tokio::time::timeout(ends, followed.collect()).await.expect("the events end");
     assert!(followed.is_ok_and(|body| !body.to_bytes().windows(5).any(|part| part == b"exit\n")));
-    let kept = tokio::time::timeout(Duration::from_millis(500), kept.next()).await;
-    assert!(kept.is_err(), "another key is still valid");
+    let next = tokio::time::timeout(Duration::from_millis(500), output.next()).await;
+    assert!(next.is_err(), "another key is still valid");
     server.stop().await;
 }
 

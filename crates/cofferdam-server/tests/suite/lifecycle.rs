@@ -181,7 +181,7 @@ async fn tenant_cannot_take_all_requests() {
     }
     drop((first, attached, second, third));
     while get(&acme, "/v1/sandboxes").await.is_err() {
-        assert!(tokio::time::Instant::now() < deadline, "the places are never free again");
+        assert!(tokio::time::Instant::now() < deadline, "the slots are never free again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     server.stop().await;

@@ -188,12 +188,12 @@ async fn call(server: &Running, endpoint: &Endpoint, named: &Named<'_>, proof: &
 /// own, and 404 for another tenant's object.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_endpoint_refuses_unauthorized_clients() {
-    let place = tempfile::tempdir().unwrap();
-    let (authority, key) = (Authority::new(place.path(), "clients"), SigningKey::p256("one"));
-    let issuer = Issuer::start(place.path(), &[&key]).await;
-    let listen = listen(place.path(), &authority, None, false);
+    let directory = tempfile::tempdir().unwrap();
+    let (authority, key) = (Authority::new(directory.path(), "clients"), SigningKey::p256("one"));
+    let issuer = Issuer::start(directory.path(), &[&key]).await;
+    let listen = listen(directory.path(), &authority, None, false);
     let identities = Identities { oidc: Some(issuer.known()), certificates: rules() };
-    let server = start_on(place, &listen, bounds(), |config| {
+    let server = start_on(directory, &listen, bounds(), |config| {
         config.gate.identities = identities;
         config.policy.images = true;
     })

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use cofferdam_contract::ErrorKind;
 use cofferdam_server::client::Client;
 use cofferdam_server::{Scope, ServedBackend};
+use cofferdam_simulated::Step;
 use serde_json::{Value, json};
 
 use crate::networked::Networked;
-use crate::support::{Method, Over, Running, bounds, create, get, post, send, start_with};
+use crate::support::{Method, Over, Running, bounds, create, exec, get, post, send, start_with, steps};
 
 const PATH: &str = "/v1/sandboxes/a/network";
 
@@ -95,6 +96,24 @@ async fn the_policy_of_a_live_sandbox_is_replaced() {
     for one in &found {
         assert_eq!((&one["sandbox"], &one["tenant"]), (&json!(id), &json!("acme")));
     }
+    server.stop().await;
+}
+
+/// Promise (Server): An exec of a sandbox with a network policy has what the policy refused while it ran.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exec_has_the_refusals_of_its_time() {
+    let server = server(true).await;
+    let (acme, _) = server.keyed("acme", Scope::ALL).await;
+    create(&acme, json!({ "name": "a", "backend": "networked", "network": allow("one.example:443") })).await;
+    create(&acme, json!({ "name": "without" })).await;
+    let refused = json!(["refused denied.example: no rule"]);
+    for (sandbox, denials) in [("a", refused.clone()), ("a", refused), ("without", Value::Null)] {
+        let started = exec(&acme, sandbox, &steps(vec![Step::Exit(0)])).await.unwrap();
+        let path = format!("/v1/sandboxes/{sandbox}/execs/{}/wait", started.id);
+        assert_eq!(get(&acme, &path).await.unwrap()["network_denials"], denials, "{sandbox}");
+    }
+    let running = exec(&acme, "a", &steps(vec![Step::SleepForever])).await.unwrap();
+    assert_eq!(running.network_denials, Some(Vec::new()), "refusals are those of an exec that has ended");
     server.stop().await;
 }
 

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, DirEntry, ExecHandle, ExecRequest, FileReader, Level, NetworkDenial, NetworkEvent,
-    NetworkPolicy, NetworkUsage, Posture, PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
-    Snapshot, Spec,
+    Backend, BackendLayer, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_simulated::SimulatedBackend;
 use serde_json::json;
 use tokio::sync::broadcast;
 
-/// The bytes that each sandbox of [`Networked`] has sent, and received.
+/// The bytes that each sandbox of [`Networked`] has sent, and received, and its connections.
 pub const BYTES: u64 = 1000;
+pub const CONNECTIONS: u64 = 3;
 
 /// A backend whose sandboxes have used the network. Each exec connects to `allowed.example` and is refused
 /// `denied.example`, and each close ends a connection to `late.example`.
@@ -22,17 +22,9 @@ pub const BYTES: u64 = 1000;
 pub struct Networked(pub SimulatedBackend);
 
 #[async_trait]
-impl Backend for Networked {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn level(&self) -> Level {
-        self.0.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+impl BackendLayer for Networked {
+    fn inner(&self) -> &dyn Backend {
+        &self.0
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -42,10 +34,6 @@ impl Backend for Networked {
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         self.0.restore(snapshot, spec).await
     }
-
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.0.prepare(spec).await
-    }
 }
 
 /// A backend with a network that it neither counts nor reports.
@@ -53,17 +41,9 @@ impl Backend for Networked {
 pub struct Uncounted(pub SimulatedBackend);
 
 #[async_trait]
-impl Backend for Uncounted {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn level(&self) -> Level {
-        self.0.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+impl BackendLayer for Uncounted {
+    fn inner(&self) -> &dyn Backend {
+        &self.0
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -72,10 +52,6 @@ impl Backend for Uncounted {
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         self.0.restore(snapshot, spec).await
-    }
-
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.0.prepare(spec).await
     }
 }
 
@@ -127,7 +103,13 @@ impl Sandbox for NetworkedSandbox {
     }
 
     fn network_usage(&self) -> Option<NetworkUsage> {
-        let usage = NetworkUsage { sent_bytes: BYTES, received_bytes: BYTES, ..NetworkUsage::default() };
+        let usage = NetworkUsage {
+            connections: CONNECTIONS,
+            refused: self.denied.load(Ordering::SeqCst),
+            sent_bytes: BYTES,
+            received_bytes: BYTES,
+            ..NetworkUsage::default()
+        };
         self.is_counted.then_some(usage)
     }
 

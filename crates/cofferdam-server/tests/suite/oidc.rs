@@ -27,9 +27,9 @@ fn all() -> String {
 /// Promise (Server): A token of the issuer gives the tenant and the scopes of its claims.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_name_tenant_and_scopes() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let (curve, edwards) = (SigningKey::p256("one"), SigningKey::ed25519("two"));
-    let issuer = Issuer::start(place.path(), &[&curve, &edwards]).await;
+    let issuer = Issuer::start(directory.path(), &[&curve, &edwards]).await;
     let server = started(&issuer).await;
     let of = |key: &SigningKey, tenant: &str, scopes: &str| {
         server.with_key(Some(&key.token(&issuer.claims(tenant, scopes))))
@@ -68,9 +68,9 @@ async fn answer(address: &str, token: &str) -> (u16, bool, String) {
 /// and without a word of the token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unusable_tokens_are_refused() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let (key, other) = (SigningKey::p256("one"), SigningKey::p256("one"));
-    let issuer = Issuer::start(place.path(), &[&key]).await;
+    let issuer = Issuer::start(directory.path(), &[&key]).await;
     let known = issuer.known();
     let server = start_with(Over::Tcp, bounds(), |config| {
         config.gate.identities.oidc = Some(known);
@@ -163,9 +163,9 @@ fn shown(token: &str) -> String {
 /// Promise (Server): A key that the issuer has since is used without a restart, and one that it no longer has is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_of_the_issuer_rotate() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let (old, new) = (SigningKey::p256("old"), SigningKey::ed25519("new"));
-    let issuer = Issuer::start(place.path(), &[&old]).await;
+    let issuer = Issuer::start(directory.path(), &[&old]).await;
     let server = started(&issuer).await;
     let of = |key: &SigningKey| server.with_key(Some(&key.token(&issuer.claims("acme", &all()))));
     let (before, after) = (of(&old), of(&new));
@@ -183,9 +183,9 @@ async fn keys_of_the_issuer_rotate() {
 /// Promise (Server): Tokens with unknown keys make the server ask the issuer at a bounded rate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_keys_do_not_flood_the_issuer() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let key = SigningKey::ed25519("one");
-    let issuer = Issuer::start(place.path(), &[&key]).await;
+    let issuer = Issuer::start(directory.path(), &[&key]).await;
     let settings = json!({ "refresh": 60, "retry": 60, "keep": 60 });
     let mut all = issuer.settings();
     all.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
@@ -207,9 +207,9 @@ async fn unknown_keys_do_not_flood_the_issuer() {
 /// tokens are answered with 503 until it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_issuer_may_be_down_for_a_time() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let key = SigningKey::p256("one");
-    let issuer = Issuer::start(place.path(), &[&key]).await;
+    let issuer = Issuer::start(directory.path(), &[&key]).await;
     issuer.fail();
     let server = started(&issuer).await;
     let client = server.with_key(Some(&key.token(&issuer.claims("acme", &all()))));
@@ -232,9 +232,9 @@ async fn an_issuer_may_be_down_for_a_time() {
 /// Promise (Server): Answers of an issuer that lead elsewhere, never end, or are of another one are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_of_an_issuer_are_checked() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let key = SigningKey::p256("one");
-    let issuer = Issuer::start(place.path(), &[&key]).await;
+    let issuer = Issuer::start(directory.path(), &[&key]).await;
     let known = issuer.known();
     assert_eq!(known.check().await.unwrap(), 1);
     let described = |jwks: &str| json!({ "issuer": issuer.url, "jwks_uri": jwks }).to_string();
@@ -263,9 +263,9 @@ async fn answers_of_an_issuer_are_checked() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_end_with_their_token() {
     use http_body_util::BodyExt;
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let key = SigningKey::p256("one");
-    let issuer = Issuer::start(place.path(), &[&key]).await;
+    let issuer = Issuer::start(directory.path(), &[&key]).await;
     let known = issuer.known();
     let mut quick = bounds();
     quick.stall_time = Duration::from_millis(800);
@@ -278,10 +278,10 @@ async fn streams_end_with_their_token() {
     let short = server.with_key(Some(&key.token(&claims)));
     let path = format!("/v1/sandboxes/a/execs/{}/output", started.id);
     let followed = short.send(Method::GET, &path, Content::None).await.unwrap().into_body();
-    let mut kept = lasting.attach("a", &started.id, 0).await.unwrap();
+    let mut output = lasting.attach("a", &started.id, 0).await.unwrap();
     let followed = tokio::time::timeout(Duration::from_secs(20), followed.collect()).await.expect("the events end");
     assert!(followed.is_ok_and(|body| !body.to_bytes().windows(5).any(|part| part == b"exit\n")));
-    assert!(tokio::time::timeout(Duration::from_millis(300), kept.next()).await.is_err(), "another is still valid");
+    assert!(tokio::time::timeout(Duration::from_millis(300), output.next()).await.is_err(), "another is still valid");
     assert!(get(&short, "/v1/sandboxes").await.unwrap_err().message().contains("expired"));
     server.stop().await;
 }

@@ -257,7 +257,7 @@ async fn tunnels_count_as_requests_of_their_tenant() {
     assert!(get(&other, "/v1/sandboxes").await.is_ok());
     drop(open);
     while get(&acme, "/v1/sandboxes").await.is_err() {
-        assert!(tokio::time::Instant::now() < deadline, "the places are never free again");
+        assert!(tokio::time::Instant::now() < deadline, "the slots are never free again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     server.stop().await;

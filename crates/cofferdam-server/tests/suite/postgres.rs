@@ -37,16 +37,16 @@ impl Postgres {
             return None;
         };
         let directory = tempfile::tempdir().expect("a directory");
-        let place = directory.path();
-        std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o777)).expect("permissions");
-        let data = place.join("data");
-        let made = command(&initdb, place).args(["-U", "test", "-A", "trust", "-N", "-D"]).arg(&data).status();
-        if !made.expect("initdb").success() {
+        let path = directory.path();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("permissions");
+        let data = path.join("data");
+        let status = command(&initdb, path).args(["-U", "test", "-A", "trust", "-N", "-D"]).arg(&data).status();
+        if !status.expect("initdb").success() {
             // A user without a name, such as that of some tests, cannot own a database.
             println!("SKIP PostgreSQL: initdb fails for this user");
             return None;
         }
-        let url = format!("postgres://test@{}/postgres", place.to_str().expect("a path").replace('/', "%2F"));
+        let url = format!("postgres://test@{}/postgres", path.to_str().expect("a path").replace('/', "%2F"));
         let mut created = Self { url, program: postgres, server: None, directory };
         created.run();
         Some(created)
@@ -54,7 +54,7 @@ impl Postgres {
 
     /// Starts the server, also after it was stopped, and waits until it listens.
     pub fn run(&mut self) {
-        let place = self.directory.path();
+        let directory = self.directory.path();
         for _ in 0..600 {
             // The first start after a kill fails while processes of the killed server live.
             let has_ended = match &mut self.server {
@@ -62,10 +62,10 @@ impl Postgres {
                 None => true,
             };
             if has_ended {
-                let mut server = command(&self.program, place);
-                server.arg("-D").arg(place.join("data")).args(["-c", "listen_addresses=", "-k"]).arg(place);
+                let mut server = command(&self.program, directory);
+                server.arg("-D").arg(directory.join("data")).args(["-c", "listen_addresses=", "-k"]).arg(directory);
                 self.server = Some(server.spawn().expect("postgres"));
-            } else if UnixStream::connect(place.join(".s.PGSQL.5432")).is_ok() {
+            } else if UnixStream::connect(directory.join(".s.PGSQL.5432")).is_ok() {
                 return;
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -83,12 +83,12 @@ impl Postgres {
 }
 
 /// Returns a command in a directory, by a user that PostgreSQL accepts.
-fn command(program: &Path, place: &Path) -> Command {
+fn command(program: &Path, directory: &Path) -> Command {
     let mut command = Command::new(program);
     if rustix::process::geteuid().is_root() {
         command.uid(USER).gid(USER);
     }
-    command.current_dir(place).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
 

@@ -109,8 +109,8 @@ async fn a_client_that_leaves_leaves_no_sandbox() {
     .await;
     let ((one, _), (two, _)) = (server.keyed("one", ALL).await, server.keyed("two", ALL).await);
     create(&one, json!({ "name": "a" })).await;
-    let asked = tokio::time::timeout(Duration::from_millis(300), post(&two, "/v1/sandboxes", json!({}))).await;
-    assert!(asked.is_err(), "the server is full");
+    let answer = tokio::time::timeout(Duration::from_millis(300), post(&two, "/v1/sandboxes", json!({}))).await;
+    assert!(answer.is_err(), "the server is full");
     send(&one, Method::DELETE, "/v1/sandboxes/a", None).await.unwrap();
     // The next create gets the room, because the other one is closed at once.
     create(&one, json!({ "name": "b" })).await;
@@ -327,8 +327,8 @@ async fn a_caller_that_leaves_pays() {
     let server = start(Over::Tls, bounds()).await;
     let (acme, _) = server.keyed("acme", ALL).await;
     let body = json!({ "exec": steps(vec![Step::Spin { processes: 3 }]) });
-    let asked = tokio::time::timeout(Duration::from_millis(1000), post(&acme, "/v1/runs", body)).await;
-    assert!(asked.is_err());
+    let answer = tokio::time::timeout(Duration::from_millis(1000), post(&acme, "/v1/runs", body)).await;
+    assert!(answer.is_err());
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     loop {
         let usage = get(&acme, "/v1/usage").await.unwrap();

@@ -7,7 +7,7 @@ use cofferdam_simulated::{FaultPlan, FaultPoint, SimulatedBackend, Step};
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
-use crate::networked::{BYTES, Networked};
+use crate::networked::{BYTES, CONNECTIONS, Networked};
 use crate::support::{Over, bounds, get, post, start_with, steps};
 
 /// Promise (Server): The bytes that a run sends and receives count, whether it ends or its caller leaves.
@@ -32,6 +32,10 @@ async fn a_run_pays_for_its_network() {
     for direction in ["sent", "received"] {
         let line =
             format!("cofferdam_network_bytes_total{{backend=\"simulated\",direction=\"{direction}\"}} {BYTES}\n");
+        assert!(metrics.contains(&line), "{metrics}");
+    }
+    for (name, count) in [("connections", CONNECTIONS), ("refused", 1)] {
+        let line = format!("cofferdam_network_{name}_total{{backend=\"simulated\"}} {count}\n");
         assert!(metrics.contains(&line), "{metrics}");
     }
     let body = json!({ "exec": steps(vec![Step::SleepForever]) });

@@ -12,16 +12,16 @@ async fn a_sandbox_lives_until_it_is_deleted() {
     let server = start(Over::Tcp, bounds()).await;
     let client = server.client();
     let body = json!({ "name": "one", "labels": { "job": "7" }, "life": "2m", "idle": 30 });
-    let made: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&body)).await.unwrap();
-    assert!(made.sandbox.id.starts_with("sb-") && made.sandbox.idle == 30.0);
-    assert!(made.sandbox.ends - made.sandbox.created > 110.0);
+    let details: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&body)).await.unwrap();
+    assert!(details.sandbox.id.starts_with("sb-") && details.sandbox.idle == 30.0);
+    assert!(details.sandbox.ends - details.sandbox.created > 110.0);
     let by_name = get(&client, "/v1/sandboxes/one").await.unwrap();
-    assert_eq!(by_name["id"], made.sandbox.id);
+    assert_eq!(by_name["id"], details.sandbox.id);
     assert_eq!(by_name["labels"]["job"], "7");
     let taken = post(&client, "/v1/sandboxes", json!({ "name": "one" })).await.unwrap_err();
     assert_eq!(taken.kind(), ErrorKind::Conflict);
 
-    let mut ids = vec![made.sandbox.id.clone()];
+    let mut ids = vec![details.sandbox.id.clone()];
     for job in ["7", "8", "7"] {
         ids.push(create(&client, json!({ "labels": { "job": job } })).await);
     }
@@ -42,11 +42,11 @@ async fn a_sandbox_lives_until_it_is_deleted() {
     assert_eq!(paused["state"], json!(SandboxState::Paused));
     assert_eq!(post(&client, "/v1/sandboxes/one/resume", json!({})).await.unwrap()["state"], "running");
     let extended = post(&client, "/v1/sandboxes/one/extend", json!({ "life": "1h" })).await.unwrap();
-    assert!(extended["ends"].as_f64().unwrap() - made.sandbox.created > 3500.0);
+    assert!(extended["ends"].as_f64().unwrap() - details.sandbox.created > 3500.0);
     assert!(get(&client, "/v1/sandboxes/one/stats").await.unwrap()["usage"]["disk_bytes"].is_number());
 
     send(&client, Method::DELETE, "/v1/sandboxes/one", None).await.unwrap();
-    for path in ["/v1/sandboxes/one", &format!("/v1/sandboxes/{}", made.sandbox.id)] {
+    for path in ["/v1/sandboxes/one", &format!("/v1/sandboxes/{}", details.sandbox.id)] {
         assert_eq!(get(&client, path).await.unwrap_err().kind(), ErrorKind::NotFound);
     }
     assert_eq!(create(&client, json!({ "name": "one" })).await.len(), 46, "the name is free again");
@@ -141,7 +141,7 @@ async fn settings_reserved_to_the_operator_are_refused() {
         assert_eq!(error.kind(), kind, "{body}: {error}");
     }
     let small = json!({ "limits": { "memory": "64M", "pids": 16 } });
-    let made: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&small)).await.unwrap();
-    assert_eq!(made.limits.pids, Some(16));
+    let details: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&small)).await.unwrap();
+    assert_eq!(details.limits.pids, Some(16));
     server.stop().await;
 }

@@ -157,7 +157,7 @@ async fn snapshots_survive_the_server() {
     let client = server.client();
     create(&client, json!({ "name": "a" })).await;
     put(&client, "a", "x", b"kept").await;
-    let kept = take(&client, "a", json!({ "name": "kept" })).await.unwrap();
+    let retained = take(&client, "a", json!({ "name": "kept" })).await.unwrap();
     let lost = take(&client, "a", json!({ "name": "lost" })).await.unwrap();
     let (snapshots, store, _directory) = server.stop_and_keep().await;
     std::fs::write(snapshots.join("sn-0.part"), b"half").unwrap();
@@ -172,11 +172,11 @@ async fn snapshots_survive_the_server() {
     let again = again.await;
     let client = again.client();
     let list = get(&client, "/v1/snapshots").await.unwrap();
-    assert_eq!((list["snapshots"].as_array().unwrap().len(), &list["snapshots"][0]["id"]), (1, &json!(kept.id)));
+    assert_eq!((list["snapshots"].as_array().unwrap().len(), &list["snapshots"][0]["id"]), (1, &json!(retained.id)));
     let left = std::fs::read_dir(&snapshots).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut left: Vec<_> = left.collect();
     left.sort();
-    let mut expected = [kept.id.clone(), format!("{}.orphan", lost.id), "sn-1.orphan".to_owned()];
+    let mut expected = [retained.id.clone(), format!("{}.orphan", lost.id), "sn-1.orphan".to_owned()];
     expected.sort();
     assert_eq!(left, expected);
     create(&client, json!({ "name": "b", "snapshot": "kept" })).await;

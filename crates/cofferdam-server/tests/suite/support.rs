@@ -168,9 +168,9 @@ async fn config(directory: &std::path::Path, bounds: Bounds) -> (ServerConfig, A
 pub fn certificate(directory: &std::path::Path) -> TlsFiles {
     use std::os::unix::fs::PermissionsExt;
     let files = TlsFiles { certificate: directory.join("cert.pem"), key: directory.join("key.pem") };
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    std::fs::write(&files.certificate, made.cert.pem()).unwrap();
-    std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+    let certificate = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    std::fs::write(&files.certificate, certificate.cert.pem()).unwrap();
+    std::fs::write(&files.key, certificate.signing_key.serialize_pem()).unwrap();
     std::fs::set_permissions(&files.key, std::fs::Permissions::from_mode(0o600)).unwrap();
     files
 }
@@ -271,8 +271,8 @@ pub async fn send(client: &Client, method: Method, path: &str, body: Option<Valu
 
 /// Creates a sandbox and returns its id.
 pub async fn create(client: &Client, body: Value) -> String {
-    let made: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&body)).await.unwrap();
-    made.sandbox.id
+    let details: SandboxDetails = client.call(Method::POST, "/v1/sandboxes", Some(&body)).await.unwrap();
+    details.sandbox.id
 }
 
 /// Returns the body that runs simulated steps.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl, ExecHandle,
-    ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, NewEntry, OutputEvent, OutputStream, Posture,
+    Access, Backend, BackendLayer, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl,
+    ExecHandle, ExecRequest, ExecRequestBuilder, Exit, FileReader, NewEntry, OutputEvent, OutputStream, Posture,
     PreparedSandbox, Protection, Result, RootFs, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
     StdinWriter, TerminalSize, Workspace,
 };
@@ -177,13 +177,9 @@ impl Broken {
 }
 
 #[async_trait]
-impl Backend for Broken {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn level(&self) -> Level {
-        self.inner.level()
+impl BackendLayer for Broken {
+    fn inner(&self) -> &dyn Backend {
+        &self.inner
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -201,7 +197,7 @@ impl Backend for Broken {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         if let RootFs::Image { reference } = spec.root()
-            && self.capabilities().contains(&Capability::Image)
+            && BackendLayer::capabilities(self).contains(&Capability::Image)
         {
             return self.of_image(reference, &spec).await;
         }

@@ -54,7 +54,7 @@ pub(super) struct Channel {
 
 /// Creates the two ends of a channel: the host's, and the one that is forwarded to the socket.
 pub(super) fn pair(socket: &Path) -> Result<(UnixStream, UnixStream)> {
-    let made = || {
+    let create = || {
         let (ours, theirs) = Socket::pair()?;
         let stream = |socket: Socket| {
             socket.set_nonblocking(true)?;
@@ -62,7 +62,7 @@ pub(super) fn pair(socket: &Path) -> Result<(UnixStream, UnixStream)> {
         };
         Ok((stream(ours)?, stream(theirs)?))
     };
-    made().map_err(|error| os("create a pair of sockets", socket, error))
+    create().map_err(|error| os("create a pair of sockets", socket, error))
 }
 
 impl Channel {
@@ -120,7 +120,7 @@ impl Pump {
         if boots {
             // The callers that wait for the agent limit the time of a boot.
             tokio::select! {
-                made = connected(&self.socket, None) => connection = made,
+                established = connected(&self.socket, None) => connection = established,
                 _ = self.end.wait_for(Option::is_some) => return,
                 // The VM was dropped while it booted.
                 _ = self.requests.recv() => return,
@@ -140,8 +140,8 @@ impl Pump {
                 Event::Request(request) => request,
                 Event::End(Outcome::Lost) if Instant::now() < quiet_until => {
                     tokio::select! {
-                        made = connected(&self.socket, Some(quiet_until)) => {
-                            connection = made;
+                        established = connected(&self.socket, Some(quiet_until)) => {
+                            connection = established;
                             if connection.is_some() {
                                 continue;
                             }
@@ -161,7 +161,7 @@ impl Pump {
                 }
                 Some(Request::Attach(by, done)) => {
                     connection = tokio::select! {
-                        made = connected(&self.socket, Some(by)) => made,
+                        established = connected(&self.socket, Some(by)) => established,
                         _ = self.end.wait_for(Option::is_some) => return,
                     };
                     quiet_until = Instant::now() + QUIET_TIMEOUT;

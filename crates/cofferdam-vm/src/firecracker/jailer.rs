@@ -3,16 +3,16 @@
 //! ```text
 //! in a mount namespace that ends with the VM, and has no path on the host:
 //! PLACE/                        a file system in memory, with a limited size and number of files
-//!       keeper                  executed by the first process of the jail's namespace, which has the VM's files open
+//!       init                    executed by the first process of the jail's namespace, which has the VM's files open
 //!       PROGRAM/ID/root/        the root directory of Firecracker
 //!                       kernel, disk0, ...   links to
-//!                       files/NUMBER         the keeper's open files, in procfs
+//!                       files/NUMBER         the init's open files, in procfs
 //!                       PROGRAM, dev, run    created by the jailer, with the sockets beside them
 //! ```
 //!
 //! The jailer closes descriptors and gives Firecracker access to nothing but that root. A VM's files have no names, VMs
 //! share many of them, and each must stay one file. So they are not copied into the root, but opened through the
-//! keeper, which has the jailed user's rights and none of the supervisor's. Nothing of a jail is in a directory of the
+//! init, which has the jailed user's rights and none of the supervisor's. Nothing of a jail is in a directory of the
 //! host.
 
 use std::ffi::{CString, OsStr, OsString};
@@ -41,12 +41,12 @@ use crate::users;
 /// The jailer's program.
 pub(crate) const JAILER: &str = "jailer";
 /// The program that the first process of a jail's namespace executes.
-static KEEPER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-vm-keeper"));
+static JAIL_INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-vm-jail-init"));
 /// Its name, beside the jail's directories.
-const KEEPER_NAME: &str = "keeper";
+const JAIL_INIT_NAME: &str = "init";
 /// The directory of descriptors in a jail's root.
 const FILES: &str = "files";
-/// Bytes in a jail besides Firecracker's program: pages of directories, the keeper, files of the jailer.
+/// Bytes in a jail besides Firecracker's program: pages of directories, the init, files of the jailer.
 const FURTHER: u64 = 1 << 20;
 /// Maximum number of files and directories in a jail: some thirty are the jailer's and Cofferdam's, two are
 /// Firecracker's sockets.
@@ -86,7 +86,7 @@ impl Jailer {
 /// Refuses a configuration that cannot be jailed here, before anything is started.
 pub(super) fn check(firecracker: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        let remedy = "run as root, or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER; the default \
+        let remedy = "run as root, or disable it: `jailer` in [vms], or COFFERDAM_VM_JAILER; the default \
                       isolation needs no root";
         return Err(VmError::JailerUnusable { why: "it needs root, and this user is not root".to_owned(), remedy });
     }
@@ -146,7 +146,7 @@ pub(super) fn confine(
         at: text(base)?,
         shown: text(&layout.root.join(FILES))?,
         user,
-        keeper: keeper(&tree).map_err(failed())?,
+        init: init(&tree).map_err(failed())?,
     };
     let mut command = Command::new(jailer);
     command.args(arguments(id, program, base, user, &allowed(&limits).map_err(failed())?)).current_dir("/");
@@ -192,14 +192,14 @@ fn tree(program: &Path) -> Result<OwnedFd> {
     })
 }
 
-/// Creates the keeper's program, and opens it for execution.
-fn keeper(tree: &OwnedFd) -> io::Result<OwnedFd> {
+/// Creates the init's program, and opens it for execution.
+fn init(tree: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let mut file = File::from(openat(tree, KEEPER_NAME, flags, Mode::RWXU)?);
-    file.write_all(KEEPER)?;
-    // A process whose program its user can read can be inspected by that user, which the keeper's descriptors require.
+    let mut file = File::from(openat(tree, JAIL_INIT_NAME, flags, Mode::RWXU)?);
+    file.write_all(JAIL_INIT)?;
+    // A process whose program its user can read can be inspected by that user, which the init's descriptors require.
     file.set_permissions(Permissions::from_mode(0o555))?;
-    Ok(openat(tree, KEEPER_NAME, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(openat(tree, JAIL_INIT_NAME, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 fn text(path: &Path) -> Result<CString> {

@@ -41,7 +41,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Remedy for a root user without the necessary capabilities.
 const JAILER_REMEDY: &str = "run as root with the capabilities that the jailer needs (to mount, to create \
-     namespaces and device nodes), or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER";
+     namespaces and device nodes), or disable it: `jailer` in [vms], or COFFERDAM_VM_JAILER";
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 

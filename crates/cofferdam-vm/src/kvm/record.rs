@@ -139,8 +139,8 @@ fn open_exclusive(path: &Path) -> io::Result<Option<File>> {
         Err(TryLockError::Error(error)) => return Err(error),
     }
     // The previous holder of the lock may have renamed the file meanwhile.
-    let (ours, there) = (file.metadata()?, fs::symlink_metadata(path));
-    let is_there = there.is_ok_and(|there| (ours.dev(), ours.ino()) == (there.dev(), there.ino()));
+    let (ours, found) = (file.metadata()?, fs::symlink_metadata(path));
+    let is_there = found.is_ok_and(|found| (ours.dev(), ours.ino()) == (found.dev(), found.ino()));
     Ok((is_there && ours.is_file() && ours.uid() == rustix::process::geteuid().as_raw()).then_some(file))
 }
 

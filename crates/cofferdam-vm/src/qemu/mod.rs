@@ -142,8 +142,8 @@ impl Qemu {
             }
             // A plain name is found through PATH, which is the ordinary user's own choice.
             let command = Self::command(&program);
-            let asked = tokio::task::spawn_blocking(move || Ok(Known { version: version_of(command)?, program }));
-            asked.await.map_err(|_| broken("the version query was cancelled"))?
+            let known = tokio::task::spawn_blocking(move || Ok(Known { version: version_of(command)?, program }));
+            known.await.map_err(|_| broken("the version query was cancelled"))?
         });
         known.await
     }

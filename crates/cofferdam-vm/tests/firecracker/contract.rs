@@ -99,7 +99,7 @@ pub(crate) fn breaches(
     match (described["body"].as_str(), body) {
         (None, None) => {}
         (Some(kind), Some(body)) => object(description, kind, body, &format!("{method} {path}"), &mut breaches),
-        (wanted, given) => breaches.push(format!("{method} {path}: body {given:?}, described is {wanted:?}")),
+        (wanted, found) => breaches.push(format!("{method} {path}: body {found:?}, described is {wanted:?}")),
     }
     breaches
 }

@@ -13,7 +13,7 @@ use cofferdam_vm::vmm::{Started, VmState, Vmm};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::stage::{MARK_AT, MEMORY, Stage, description_in, driver_in, reported, requests};
+use crate::stage::{HISTORY_AT, MEMORY, Stage, description_in, driver_in, reported, requests};
 
 pub(crate) const VERSION: &str = "1.16.2";
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -42,12 +42,12 @@ pub(crate) async fn echoes(started: &mut Started) -> bool {
     sent && promptly(started.reader.read_exact(&mut back)).await.is_ok() && &back == b"ping"
 }
 
-/// Returns the mark in the VM's memory.
-async fn mark(started: &mut Started) -> String {
+/// Returns the history in the VM's memory.
+async fn history(started: &mut Started) -> String {
     started.writer.write_all(b"mark").await.expect("a connection");
-    let mut mark = [0; 64];
-    promptly(started.reader.read_exact(&mut mark)).await.expect("an answer");
-    String::from_utf8_lossy(&mark).trim_end().to_owned()
+    let mut history = [0; 64];
+    promptly(started.reader.read_exact(&mut history)).await.expect("an answer");
+    String::from_utf8_lossy(&history).trim_end().to_owned()
 }
 
 /// Returns the process ID of a VM's VMM.
@@ -217,16 +217,16 @@ fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
     // The process that has its files open has a user of its own as well, no privileges, and none of this process's
     // memory.
     let user: u32 = reported(&console, "USER").unwrap().parse().unwrap();
-    let keeper = keeper_of(process);
-    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
+    let init = init_of(process);
+    let status = std::fs::read_to_string(format!("/proc/{init}/status")).unwrap();
     let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned())).unwrap();
     assert_eq!((value("Uid:"), value("CapEff:")), (vec![user.to_string(); 4].join("\t"), "0".repeat(16)));
     assert!(value("VmSize:").split(' ').next().unwrap().parse::<u64>().unwrap() < 1024, "{status}");
-    assert_eq!(std::fs::read_dir(format!("/proc/{keeper}/fd")).unwrap().count(), 6, "kernel, initramfs, disks, states");
+    assert_eq!(std::fs::read_dir(format!("/proc/{init}/fd")).unwrap().count(), 6, "kernel, initramfs, disks, states");
 }
 
 /// Returns the first process of the namespace around a jailed process.
-fn keeper_of(process: u32) -> u32 {
+fn init_of(process: u32) -> u32 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse().unwrap()
 }
@@ -240,7 +240,7 @@ async fn vms_pause_are_saved_and_resume() {
     for stage in Stage::each("vms_pause_are_saved_and_resume", "", VERSION) {
         let driver = stage.driver(TIMEOUT);
         let mut first = promptly(driver.start(stage.description().0)).await.unwrap();
-        assert_eq!(mark(&mut first).await, "booted");
+        assert_eq!(history(&mut first).await, "booted");
         for _ in 0..3 {
             first.vm.pause().await.unwrap();
             first.vm.pause().await.unwrap();
@@ -265,7 +265,7 @@ async fn vms_pause_are_saved_and_resume() {
         assert!(memory.metadata().unwrap().blocks() * 512 <= 4096, "pages of zeros take space");
         assert!(memory.write_at(b"x", 0).is_err(), "the state can be changed");
         let mut text = [0; 6];
-        memory.read_exact_at(&mut text, MARK_AT).unwrap();
+        memory.read_exact_at(&mut text, HISTORY_AT).unwrap();
         assert_eq!(&text, b"booted");
         promptly(first.vm.kill()).await.unwrap();
         // Several at once, of one state and of a state of a restored VM.
@@ -275,7 +275,7 @@ async fn vms_pause_are_saved_and_resume() {
             assert!(requests(&clone.vm.console()).iter().all(|(request, _)| request != "PATCH /vm"), "it is paused");
             clone.vm.resume().await.unwrap();
             assert!(stage.is_jailed() || makes_more(&mut clone).await == 0, "it created sockets");
-            assert_eq!(mark(&mut clone).await, expected);
+            assert_eq!(history(&mut clone).await, expected);
             clones.push(clone);
         }
         let load = json!({
@@ -291,8 +291,8 @@ async fn vms_pause_are_saved_and_resume() {
         let of_a_state = promptly(clones[2].vm.snapshot(MAX_STATE)).await.unwrap();
         let mut again = promptly(driver.restore(stage.hardware(), &of_a_state)).await.unwrap();
         again.vm.resume().await.unwrap();
-        assert_eq!(mark(&mut again).await, "booted!, restored, restored");
-        assert_eq!(mark(&mut clones[0]).await, "booted, restored");
+        assert_eq!(history(&mut again).await, "booted!, restored, restored");
+        assert_eq!(history(&mut clones[0]).await, "booted, restored");
         drop((clones, again));
         assert_eq!(stage.left(), Vec::<PathBuf>::new());
     }
@@ -315,7 +315,7 @@ async fn snapshot_resumes_with_and_without_a_jailer() {
         for stage in [to, from] {
             let mut clone = promptly(stage.driver(TIMEOUT).restore(stage.hardware(), &state)).await.unwrap();
             clone.vm.resume().await.unwrap();
-            assert_eq!(mark(&mut clone).await, "booted, restored");
+            assert_eq!(history(&mut clone).await, "booted, restored");
             promptly(clone.vm.kill()).await.unwrap();
         }
         promptly(source.vm.kill()).await.unwrap();

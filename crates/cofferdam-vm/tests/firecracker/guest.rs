@@ -155,8 +155,8 @@ async fn agent_is_reached_by_vsock_again_after_each_quiesce() {
     };
     let vm = GuestVm::start(&image, &device);
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
-    let (connections, given) = mpsc::channel(1);
-    tokio::spawn(pump(theirs, given));
+    let (connections, receiver) = mpsc::channel(1);
+    tokio::spawn(pump(theirs, receiver));
     // A host that disconnected does not end the VM: the agent waits for another one.
     drop(vm.connected().await);
     connections.send(Some(vm.connected().await)).await.unwrap();
@@ -188,8 +188,8 @@ async fn agent_is_reached_by_vsock_again_after_each_quiesce() {
     let record = guest.quiesce().await.unwrap().into_record();
     connections.send(None).await.unwrap();
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
-    let (other, given) = mpsc::channel(1);
-    tokio::spawn(pump(theirs, given));
+    let (other, receiver) = mpsc::channel(1);
+    tokio::spawn(pump(theirs, receiver));
     other.send(Some(vm.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
     let reseed = Reseed::new("another-machine").unwrap();

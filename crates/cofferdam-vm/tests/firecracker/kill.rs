@@ -19,7 +19,7 @@ use crate::stage::{Stage, description_in, driver_in};
 use crate::support::NO_HANG;
 
 /// Stage directory of this program, if it is to be a supervisor.
-const PLACE: &str = "COFFERDAM_TEST_WALKED";
+const DIRECTORY: &str = "COFFERDAM_TEST_WALKED";
 /// Stage directory of this program, if it is to be the next one that starts.
 const NEXT: &str = "COFFERDAM_TEST_NEXT";
 /// The step that it repeats, so that it is killed in it.
@@ -53,7 +53,7 @@ fn stays_at(step: &str) -> bool {
 /// stay at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
-    let Some(temp) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
+    let Some(temp) = std::env::var_os(DIRECTORY).map(PathBuf::from) else { return };
     at("begin");
     let driver = driver_in(&temp, TIMEOUT);
     driver.version().await.unwrap();
@@ -110,7 +110,7 @@ impl Supervisor {
         let mut command = Command::new("setsid");
         command.arg(std::env::current_exe().expect("this program has a path"));
         command.args(["--exact", "kill::supervisor", "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        command.env(PLACE, temp).env(STAY, stay);
+        command.env(DIRECTORY, temp).env(STAY, stay);
         let mut child = command.spawn().expect("setsid is of the same package as mount");
         let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         Self { child, lines }
@@ -173,8 +173,8 @@ fn a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing() {
         println!("SKIP {test}: no Landlock here");
         return;
     }
-    let given = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let configured = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
+    let seed = configured.unwrap_or_else(|| fastrand::u64(..));
     println!("{test}: {SEED}={seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let before = census::host();

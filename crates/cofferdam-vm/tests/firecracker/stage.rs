@@ -23,8 +23,8 @@ use crate::contract;
 use crate::support::{Reply, Seen, http, listen};
 
 const PAGE: usize = 4096;
-/// Offset of the VM's mark in its memory.
-pub(crate) const MARK_AT: u64 = 8 * PAGE as u64;
+/// Offset of the history in the VM's memory.
+pub(crate) const HISTORY_AT: u64 = 8 * PAGE as u64;
 pub(crate) const MEMORY: ByteSize = ByteSize::from_mebibytes(8);
 /// The byte by which the agent confirms a connection.
 const TAKEN: u8 = 6;
@@ -196,7 +196,7 @@ struct Fake {
     state: &'static str,
     drives: BTreeMap<String, (PathBuf, bool)>,
     memory: u64,
-    mark: String,
+    history: String,
 }
 
 type Shared = Arc<Mutex<Fake>>;
@@ -233,7 +233,7 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
         ("PUT", "/vsock") => serve_vsock(fake, &path(&body, "uds_path"))?,
         ("PUT", "/actions") => {
             it.state = "Running";
-            it.mark = "booted".to_owned();
+            it.history = "booted".to_owned();
         }
         ("PATCH", "/vm") => it.state = if body["state"] == "Paused" { "Paused" } else { "Running" },
         ("PUT", "/snapshot/create") => {
@@ -251,7 +251,7 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
             for at in (0..it.memory).step_by(1 << 20) {
                 file.write_all_at(&vec![0; 1 << 20], at).expect("it writes");
             }
-            file.write_all_at(it.mark.as_bytes(), MARK_AT).expect("it writes");
+            file.write_all_at(it.history.as_bytes(), HISTORY_AT).expect("it writes");
             file.sync_all().expect("it syncs");
         }
         ("PUT", "/snapshot/load") => {
@@ -275,8 +275,8 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
             if all.len() as u64 != it.memory {
                 return Err("the memory file has another size".to_owned());
             }
-            let mark = &all[MARK_AT as usize..MARK_AT as usize + 64];
-            it.mark = format!("{}, restored", String::from_utf8_lossy(mark).trim_end_matches('\0'));
+            let history = &all[HISTORY_AT as usize..HISTORY_AT as usize + 64];
+            it.history = format!("{}, restored", String::from_utf8_lossy(history).trim_end_matches('\0'));
             (it.drives, it.state) = (drives, "Paused");
             serve_vsock(fake, &path(&body["vsock_override"], "uds_path"))?;
         }
@@ -296,7 +296,7 @@ fn serve_vsock(fake: &Shared, temp: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Acts as the agent: echoes its input, except for `mark`, which it answers with the VM's mark.
+/// Acts as the agent: echoes its input, except for `mark`, which it answers with the history in the VM's memory.
 async fn guest(fake: Shared, stream: UnixStream) {
     // The connection that is lost immediately after it was confirmed.
     let lost: Option<u32> = fault_of("lose").and_then(|number| number.parse().ok());
@@ -324,15 +324,15 @@ async fn guest(fake: Shared, stream: UnixStream) {
         let mut word = [0; 4];
         match reader.read_exact(&mut word).await {
             Ok(_) if &word == b"mark" => {
-                let mark = fake.lock().mark.clone();
-                let _ = writer.write_all(format!("{mark:<64}").as_bytes()).await;
+                let history = fake.lock().history.clone();
+                let _ = writer.write_all(format!("{history:<64}").as_bytes()).await;
             }
             Ok(_) if &word == b"make" => {
-                let made =
+                let sockets =
                     (0..1000).take_while(|at| std::os::unix::net::UnixListener::bind(format!("more{at}")).is_ok());
-                let _ = writer.write_all(format!("{:04}", made.count()).as_bytes()).await;
+                let _ = writer.write_all(format!("{:04}", sockets.count()).as_bytes()).await;
             }
-            Ok(_) if &word == b"note" => fake.lock().mark.push('!'),
+            Ok(_) if &word == b"note" => fake.lock().history.push('!'),
             Ok(_) if &word == b"exit" => std::process::exit(0),
             Ok(_) if &word == b"fail" => std::process::exit(3),
             Ok(_) => {

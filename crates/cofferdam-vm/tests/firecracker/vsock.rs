@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 fn socket(answer: &'static [u8], and_end: bool) -> (TempDir, tokio::sync::oneshot::Receiver<String>) {
     let directory = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(directory.path().join("v.sock")).unwrap();
-    let (sender, asked) = tokio::sync::oneshot::channel();
+    let (sender, receiver) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
         let (reader, mut writer) = stream.into_split();
@@ -28,7 +28,7 @@ fn socket(answer: &'static [u8], and_end: bool) -> (TempDir, tokio::sync::onesho
             let _ = tokio::io::copy(&mut reader, &mut writer).await;
         }
     });
-    (directory, asked)
+    (directory, receiver)
 }
 
 async fn failure(path: &Path) -> Error {
@@ -41,9 +41,9 @@ async fn failure(path: &Path) -> Error {
 
 #[tokio::test]
 async fn the_guests_first_bytes_come_out_of_the_stream() {
-    let (directory, asked) = socket(b"OK 1073741824\nhello", false);
+    let (directory, receiver) = socket(b"OK 1073741824\nhello", false);
     let mut stream = vsock::connect(&directory.path().join("v.sock"), 52, TIMEOUT).await.unwrap();
-    assert_eq!(asked.await.unwrap(), "CONNECT 52\n");
+    assert_eq!(receiver.await.unwrap(), "CONNECT 52\n");
     stream.write_all(b" world").await.unwrap();
     let mut text = [0; 11];
     stream.read_exact(&mut text).await.unwrap();

@@ -93,16 +93,16 @@ async fn snapshot_moves_between_backends() {
     let poor = elsewhere(temp.path(), 8);
     let error = promptly(poor.load(input(), LoadOptions::default(), on)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
-    let there = elsewhere(temp.path(), 512);
-    let error = promptly(there.load(input(), LoadOptions::default(), |_| ControlFlow::Break(()))).await.unwrap_err();
+    let other = elsewhere(temp.path(), 512);
+    let error = promptly(other.load(input(), LoadOptions::default(), |_| ControlFlow::Break(()))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     // Refused loads have released their memory: there is space for each of many.
     for generation in 0..3 {
-        let loaded = promptly(there.load(input(), LoadOptions::default(), on)).await.unwrap();
+        let loaded = promptly(other.load(input(), LoadOptions::default(), on)).await.unwrap();
         let again = loaded.spec().build().unwrap();
         assert_eq!(again.limits(), spec.limits());
         assert_eq!(loaded.manifest().running().len(), 1);
-        let clone = promptly(there.restore(loaded.clone().into(), again)).await.unwrap();
+        let clone = promptly(other.restore(loaded.clone().into(), again)).await.unwrap();
         let found = counted(&clone, 0).await;
         assert!((at_least..at_most).contains(&found), "{generation}: {at_least} {found} {at_most}");
         counted(&clone, found + 3).await;
@@ -119,7 +119,7 @@ async fn snapshot_moves_between_backends() {
         // archive.
         assert!(copy == same, "{} {}", copy.len(), same.len());
     }
-    drop((there, poor));
+    drop((other, poor));
     drop(file);
     assert_eq!(std::fs::read_dir(temp.path().join("disks")).map_or(0, Iterator::count), 0);
     assert_eq!(support::left(&before).await, BTreeSet::new());

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cofferdam_changes::sandbox::CopyOnWriteByCopy;
 use cofferdam_conformance::{Options, Outcome, Progress, Report, Target, TestImage, UnixPrograms, cases, run};
-use cofferdam_contract::{Backend, ByteSize, Capabilities, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec};
+use cofferdam_contract::{Backend, BackendLayer, ByteSize, Result, Sandbox, Snapshot, Spec};
 use cofferdam_image::store::{ImageConfig, ImageStore, Options as StoreOptions};
 use cofferdam_linux::named::Directory;
 use cofferdam_vm::{VmBackend, VmConfig};
@@ -29,17 +29,9 @@ const BOOTED: [&str; 2] = ["posture/", "warm/"];
 struct Claiming(Arc<VmBackend>);
 
 #[async_trait]
-impl Backend for Claiming {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn level(&self) -> Level {
-        self.0.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
+impl BackendLayer for Claiming {
+    fn inner(&self) -> &dyn Backend {
+        &*self.0
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -57,16 +49,12 @@ impl Backend for Claiming {
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         self.0.restore(snapshot, spec).await
     }
-
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.0.prepare(spec).await
-    }
 }
 
 /// Returns groups of cases by the prefix of their names, or the requested ones.
 fn groups() -> BTreeSet<String> {
     match std::env::var("COFFERDAM_TEST_CASE") {
-        Ok(asked) => BTreeSet::from([asked]),
+        Ok(requested) => BTreeSet::from([requested]),
         Err(_) => cases().filter_map(|case| Some(format!("{}/", case.name.split_once('/')?.0))).collect(),
     }
 }

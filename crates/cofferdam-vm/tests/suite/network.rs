@@ -130,7 +130,7 @@ async fn a_snapshot_of_a_vm_has_no_secret() {
         name: "API_TOKEN".to_owned(),
         from: format!("file:{}", file.display()),
         hosts: hosts.clone(),
-        place: SecretPlace::Header("authorization".to_owned()),
+        location: SecretPlace::Header("authorization".to_owned()),
         max_uses: None,
     };
     let allow = hosts.into_iter().map(|host| NetworkRule { host, ..NetworkRule::default() }).collect();

@@ -80,7 +80,7 @@ async fn program_resumes_over_three_generations() {
     run(&source, FILES).await;
     let files = run(&source, HASHES).await;
     let handle = begin(&source, COUNTER).await;
-    let (_, kept) = beyond(&source, 3).await;
+    let (_, random) = beyond(&source, 3).await;
     let mut sandboxes = vec![source];
     for generation in 1..=3 {
         let last = sandboxes.last().unwrap();
@@ -95,10 +95,10 @@ async fn program_resumes_over_three_generations() {
         let restored = counted(&clone).await.unwrap();
         println!("generation {generation}: went on at {restored:?} after {:?}", begun.elapsed());
         assert!(
-            (at_least..source_at).contains(&restored.0) && restored.1 == kept,
+            (at_least..source_at).contains(&restored.0) && restored.1 == random,
             "{at_least} {restored:?} {source_at}"
         );
-        assert_eq!(beyond(&clone, restored.0 + 3).await.1, kept);
+        assert_eq!(beyond(&clone, restored.0 + 3).await.1, random);
         assert_eq!(run(&clone, HASHES).await, files);
         // Clones are independent.
         run(&clone, &format!("echo {generation} > /workspace/file; echo {generation} > /tmp/file")).await;
@@ -175,8 +175,8 @@ except ImportError:
     let begun = seconds();
     let output = run(sandbox, &line).await;
     let lines: Vec<String> = output.lines().map(str::to_owned).collect();
-    let (there, here) = (lines[5].parse::<u64>().unwrap(), seconds());
-    assert!((begun - 1..=here + 1).contains(&there), "its clock says {there} between {begun} and {here}");
+    let (guest, host) = (lines[5].parse::<u64>().unwrap(), seconds());
+    assert!((begun - 1..=host + 1).contains(&guest), "its clock says {guest} between {begun} and {host}");
     lines
 }
 

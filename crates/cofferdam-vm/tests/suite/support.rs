@@ -42,7 +42,7 @@ pub(crate) fn has_vmm() -> bool {
 
 /// Returns the image of the tests, built once, or the reason why there is none. If VM tests are enabled and possible, a
 /// failed build is a test failure.
-fn made() -> &'static Result<Image, String> {
+fn built() -> &'static Result<Image, String> {
     static IMAGE: OnceLock<Result<Image, String>> = OnceLock::new();
     IMAGE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
@@ -63,7 +63,7 @@ fn made() -> &'static Result<Image, String> {
 
 /// Returns the image, or prints the reason for skipping.
 pub(crate) fn image(test: &str) -> Option<Image> {
-    match made() {
+    match built() {
         Ok(image) => Some(image.clone()),
         Err(why) => {
             println!("SKIP {test}: {why}");

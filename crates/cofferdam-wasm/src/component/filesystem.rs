@@ -129,13 +129,13 @@ impl Host {
     }
 
     pub(super) fn descriptor_flags(&self, handle: &Resource<Opened>) -> Answer<DescriptorFlags> {
-        let given = |flag, has| if has { flag } else { DescriptorFlags::empty() };
+        let flag_if = |flag, has| if has { flag } else { DescriptorFlags::empty() };
         Ok(match self.resource(handle)? {
             Opened::File { reads, writes, .. } => {
-                given(DescriptorFlags::READ, *reads) | given(DescriptorFlags::WRITE, *writes)
+                flag_if(DescriptorFlags::READ, *reads) | flag_if(DescriptorFlags::WRITE, *writes)
             }
             Opened::Directory { directory, .. } => {
-                DescriptorFlags::READ | given(DescriptorFlags::MUTATE_DIRECTORY, directory.writable)
+                DescriptorFlags::READ | flag_if(DescriptorFlags::MUTATE_DIRECTORY, directory.writable)
             }
         })
     }

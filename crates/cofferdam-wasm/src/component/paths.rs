@@ -186,11 +186,11 @@ impl HostDescriptor for Host {
             return Err(ErrorCode::InsufficientMemory.into());
         }
         // A call that would create a file may open an existing one.
-        let there = || {
+        let exists = || {
             let tree = self.locked_tree();
             tree.lookup(directory.base(), &path, last).is_ok()
         };
-        if !directory.writable && (how.writes || how.truncate || how.create && !there()) {
+        if !directory.writable && (how.writes || how.truncate || how.create && !exists()) {
             return Err(ErrorCode::ReadOnly.into());
         }
         let opened = self.open(&directory, &path, last, how, flags.contains(DescriptorFlags::READ))?;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Result, SandboxPath, Stdin, WORKSPACE_PATH};
 
-use cofferdam_wasm_supply::Language;
+use cofferdam_wasm_runtimes::Language;
 
 use crate::analysis::{is_wasm, not_executable};
 use crate::directories;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use cofferdam_contract::{
     ByteSize, Completed, Error, ErrorKind, Posture, Result, Spec, Usage, WORKSPACE_PATH, Workspace,
 };
-use cofferdam_wasm_supply::Language;
+use cofferdam_wasm_runtimes::Language;
 use parking_lot::Mutex;
 
 use super::command::check_command;

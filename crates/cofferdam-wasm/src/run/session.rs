@@ -16,7 +16,7 @@ use cofferdam_contract::{
     Command, Completed, Error, ErrorKind, ExecHandle, ExecId, ExecRequest, Exit, OutputStream, Result, Sandbox, Script,
     Spec, Usage, collect,
 };
-use cofferdam_wasm_supply::Language;
+use cofferdam_wasm_runtimes::Language;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OwnedSemaphorePermit;
 

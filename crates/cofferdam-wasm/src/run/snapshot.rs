@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Result, Spec, TenantId};
-use cofferdam_wasm_supply::Language;
+use cofferdam_wasm_runtimes::Language;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -55,7 +55,7 @@ pub(crate) enum Kind {
 }
 
 mod language_name {
-    use cofferdam_wasm_supply::Language;
+    use cofferdam_wasm_runtimes::Language;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(language: &Language, serializer: S) -> Result<S::Ok, S::Error> {

@@ -128,8 +128,8 @@ async fn descriptors_that_no_guest_can_open_are_refused() {
     assert_eq!(written(&backend, &many, Spec::default()).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     // Foreign but harmless: a directory in place of a file, streams at other numbers, no descriptors, a position at the
     // end of all files.
-    let kept = good.descriptors[6].as_ref().and_then(Descriptor::ino).unwrap().0;
-    for descriptor in [directory(workspace), directory(temporary), Descriptor::Input, file(kept, u64::MAX)] {
+    let inode = good.descriptors[6].as_ref().and_then(Descriptor::ino).unwrap().0;
+    for descriptor in [directory(workspace), directory(temporary), Descriptor::Input, file(inode, u64::MAX)] {
         let mut changed = good.clone();
         changed.descriptors[6] = Some(descriptor.clone());
         let code = written(&backend, &changed, Spec::default()).await.unwrap();
@@ -147,8 +147,8 @@ async fn write_access_in_a_snapshot_is_refused_by_a_read_only_spec() {
     let good = snapshot(&backend, &["make"]).await;
     assert_ne!(written(&backend, &good, read_only()).await.unwrap(), 0);
     let mut changed = good.clone();
-    let kept = good.descriptors[6].as_ref().and_then(Descriptor::ino).unwrap().0;
-    changed.descriptors[6] = Some(file(kept, 0));
+    let inode = good.descriptors[6].as_ref().and_then(Descriptor::ino).unwrap().0;
+    changed.descriptors[6] = Some(file(inode, 0));
     assert_ne!(written(&backend, &changed, read_only()).await.unwrap(), 0);
     // A directory descriptor that claims to be writable: creating a file in it fails.
     let mut changed = snapshot(&backend, &[]).await;

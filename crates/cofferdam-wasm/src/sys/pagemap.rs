@@ -68,10 +68,10 @@ unsafe impl Ioctl for &mut Scan {
 struct PageMap {
     file: File,
     /// A page of its own with the value 1, which the kernel clears in every child.
-    fork_mark: NonNull<u8>,
+    fork_marker: NonNull<u8>,
 }
 
-// SAFETY: the mark is written before any other thread sees it, is only read from then on, and is never unmapped.
+// SAFETY: the marker is written before any other thread sees it, is only read from then on, and is never unmapped.
 unsafe impl Send for PageMap {}
 // SAFETY: as above.
 unsafe impl Sync for PageMap {}
@@ -83,18 +83,18 @@ impl PageMap {
         let file = File::open("/proc/self/pagemap").ok()?;
         let (length, flags) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: the kernel chooses the address of the new mapping.
-        let mark = unsafe { mmap_anonymous(std::ptr::null_mut(), length, flags, MapFlags::PRIVATE) }.ok()?;
+        let marker = unsafe { mmap_anonymous(std::ptr::null_mut(), length, flags, MapFlags::PRIVATE) }.ok()?;
         // SAFETY: the advice concerns this process's own mapping.
-        unsafe { madvise(mark, length, Advice::LinuxWipeOnFork) }.ok()?;
-        let mark = NonNull::new(mark.cast::<u8>())?;
+        unsafe { madvise(marker, length, Advice::LinuxWipeOnFork) }.ok()?;
+        let marker = NonNull::new(marker.cast::<u8>())?;
         // SAFETY: the mapping is writable, and no other code knows it yet.
-        unsafe { mark.as_ptr().write_volatile(1) };
-        Some(Self { file, fork_mark: mark })
+        unsafe { marker.as_ptr().write_volatile(1) };
+        Some(Self { file, fork_marker: marker })
     }
 
     fn is_ours(&self) -> bool {
         // SAFETY: the page stays mapped. Volatile, because a fork changes it.
-        unsafe { self.fork_mark.as_ptr().read_volatile() == 1 }
+        unsafe { self.fork_marker.as_ptr().read_volatile() == 1 }
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn load(engine: &Engine, file: Verified) -> wasmtime::Result<Module> 
 pub(crate) struct Verified(File);
 
 impl Verified {
-    /// Wraps a file that [`Cache::open`](cofferdam_wasm_supply::Cache::open) returned; `None` if it is not sealed.
+    /// Wraps a file that [`Cache::open`](cofferdam_wasm_runtimes::Cache::open) returned; `None` if it is not sealed.
     pub(crate) fn new(file: File) -> Option<Self> {
         let needed = SealFlags::WRITE | SealFlags::SHRINK;
         let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(needed));
@@ -36,7 +36,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::Path;
 
-    use cofferdam_wasm_supply::Cache;
+    use cofferdam_wasm_runtimes::Cache;
     use wasmtime::{Config, Instance, Store};
 
     use super::*;

@@ -40,10 +40,10 @@ pub(crate) fn with_image<T>(image: &Arc<Image>, make: impl FnOnce() -> T) -> (T,
     }
     NEXT.set(Next::Image(Arc::clone(image)));
     let _reset = Reset;
-    let made = make();
+    let created = make();
     match NEXT.replace(Next::None) {
-        Next::Created(shared) => (made, Some(Handle(shared))),
-        _ => (made, None),
+        Next::Created(shared) => (created, Some(Handle(shared))),
+        _ => (created, None),
     }
 }
 

@@ -7,7 +7,7 @@ use super::descriptors::{Descriptor, MAX_DESCRIPTORS, OpenFile};
 use super::host::Call;
 use crate::fs::{Ino, Kind, SetTime, Stat};
 use crate::guest_control::Input;
-use cofferdam_wasm_supply::REQUEST_DESCRIPTOR;
+use cofferdam_wasm_runtimes::REQUEST_DESCRIPTOR;
 
 /// The maximum bytes that one call reads from or writes to a file. Guests must accept short counts.
 const MAX_MOVED: u32 = 16 << 20;
@@ -395,7 +395,7 @@ pub(super) fn filestat(stat: &Stat) -> [u8; 64] {
 /// Returns the times that a call sets.
 pub(super) fn times(accessed: u64, modified: u64, flags: u32, now: u64) -> Result<SetTime, Errno> {
     use fstflags::{ATIM, ATIM_NOW, MTIM, MTIM_NOW};
-    let pick = |given: u32, present: u32, value: u64| match (flags & given != 0, flags & present != 0) {
+    let pick = |explicit: u32, current: u32, value: u64| match (flags & explicit != 0, flags & current != 0) {
         (true, true) => Err(Errno::Inval),
         (true, false) => Ok(Some(value)),
         (false, true) => Ok(Some(now)),

@@ -5,7 +5,7 @@ use super::descriptors::{Descriptor, OpenDirectory, OpenFile};
 use super::files::{filestat, times};
 use super::host::Call;
 use crate::fs::{FsResult, Kind, LastLink, OpenHow, Tree};
-use cofferdam_wasm_supply::{REQUEST_DESCRIPTOR, REQUEST_PATH};
+use cofferdam_wasm_runtimes::{REQUEST_DESCRIPTOR, REQUEST_PATH};
 
 fn last(flags: u32) -> LastLink {
     if flags & SYMLINK_FOLLOW != 0 { LastLink::Follow } else { LastLink::Keep }
@@ -119,11 +119,11 @@ impl Call<'_> {
             return Err(Errno::Rofs.into());
         }
         // A call that would create a file may open an existing one.
-        let there = {
+        let exists = {
             let tree = self.host.tree();
             tree.lookup(directory.base(), &path, last(flags)).is_ok()
         };
-        if open.create && !there && !directory.writable {
+        if open.create && !exists && !directory.writable {
             return Err(Errno::Rofs.into());
         }
         let (ino, kind) = self.change(|tree, now| {

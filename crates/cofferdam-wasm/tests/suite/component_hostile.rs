@@ -41,13 +41,13 @@ async fn trapped(more: &str, code: &str) {
 #[tokio::test]
 async fn no_path_leads_above_its_directory() {
     for path in ["..", "../x", "./..", "a/../..", "/", "/etc/passwd", "/workspace", "//tmp", "../tmp"] {
-        let (data, places) = texts(&["a", path]);
+        let (data, spans) = texts(&["a", path]);
         for directory in 0..3 {
             let code = format!(
                 "(local.set $i (call $directory (i32.const {directory})))
                  (call $create_directory_at (local.get $i) {} (i32.const 256))
                  (call $exit (call $open (local.get $i) {} (i32.const 0) (i32.const 1))) (i32.const 0)",
-                places[0], places[1]
+                spans[0], spans[1]
             );
             assert_eq!(code_of(&data, &code).await, NOT_PERMITTED, "{path} from {directory}");
         }
@@ -61,14 +61,14 @@ async fn no_link_leads_above_its_directory() {
     for (target, path) in
         targets.into_iter().flat_map(|target| ["link/x", "link/", "link/x/"].map(|path| (target, path)))
     {
-        let (data, places) = texts(&[target, "link", path, "b"]);
+        let (data, spans) = texts(&[target, "link", path, "b"]);
         let code = format!(
             "(local.set $i (call $directory (i32.const 0)))
              (call $create_directory_at (local.get $i) {} (i32.const 256))
              (call $symlink_at (local.get $i) {} {} (i32.const 256))
              (call $check (call $outcome (i32.const 1)))
              (call $exit (call $open (local.get $i) {} (i32.const 0) (i32.const 1))) (i32.const 0)",
-            places[3], places[0], places[1], places[2]
+            spans[3], spans[0], spans[1], spans[2]
         );
         assert_eq!(code_of(&data, &code).await, NOT_PERMITTED, "{path} to {target}");
     }
@@ -76,8 +76,8 @@ async fn no_link_leads_above_its_directory() {
 
 #[tokio::test]
 async fn a_read_only_workspace_stays_as_it_is() {
-    let (data, places) = texts(&["given", "new"]);
-    let (given, new) = (&places[0], &places[1]);
+    let (data, spans) = texts(&["given", "new"]);
+    let (given, new) = (&spans[0], &spans[1]);
     let (here, tmp) = ("(call $directory (i32.const 0))", "(call $directory (i32.const 1))");
     let opened = |flags: u32, how: u32, name: &str| {
         format!("(call $exit (call $open {here} {name} (i32.const {how}) (i32.const {flags})))")
@@ -126,11 +126,11 @@ async fn a_read_only_workspace_stays_as_it_is() {
 #[tokio::test]
 async fn lengths_and_offsets_beyond_everything_are_refused() {
     let long = "n".repeat(300);
-    let (data, places) = texts(&["file", &long]);
+    let (data, spans) = texts(&["file", &long]);
     let open = format!(
         "(call $check (call $open (call $directory (i32.const 1)) {} (i32.const 1) (i32.const 3)))
          (local.set $i (i32.load (i32.const 260)))",
-        places[0]
+        spans[0]
     );
     for (call, behind, expected) in [
         ("(call $set_size (local.get $i) (i64.const -1) (i32.const 256))".to_owned(), 1, FILE_TOO_LARGE),
@@ -141,7 +141,7 @@ async fn lengths_and_offsets_beyond_everything_are_refused() {
         ),
         ("(call $read_at (local.get $i) (i64.const -1) (i64.const -1) (i32.const 256))".to_owned(), 4, 0),
         (
-            format!("(call $create_directory_at (call $directory (i32.const 1)) {} (i32.const 256))", places[1]),
+            format!("(call $create_directory_at (call $directory (i32.const 1)) {} (i32.const 256))", spans[1]),
             1,
             NAME_TOO_LONG,
         ),
@@ -217,21 +217,21 @@ async fn a_guest_that_gives_no_room_for_an_answer_ends() {
 
 #[tokio::test]
 async fn open_files_run_out_before_memory_does() {
-    let (data, places) = texts(&["."]);
+    let (data, spans) = texts(&["."]);
     let code = format!(
         "(local.set $i (call $directory (i32.const 0)))
          (loop $more
            (call $check (call $open (local.get $i) {} (i32.const 0) (i32.const 1)))
            (br $more))
          (i32.const 0)",
-        places[0]
+        spans[0]
     );
     assert_eq!(code_of(&data, &code).await, INSUFFICIENT_MEMORY);
 }
 
 #[tokio::test]
 async fn closed_resources_free_their_slots() {
-    let (data, places) = texts(&["file"]);
+    let (data, spans) = texts(&["file"]);
     let code = format!(
         "(local.set $i (call $directory (i32.const 0)))
          (loop $more
@@ -241,7 +241,7 @@ async fn closed_resources_free_their_slots() {
            (local.set $n (i64.add (local.get $n) (i64.const 1)))
            (br_if $more (i64.lt_u (local.get $n) (i64.const 20000))))
          (i32.const 0)",
-        places[0]
+        spans[0]
     );
     assert_eq!(code_of(&data, &code).await, 0);
 }
@@ -250,7 +250,7 @@ async fn closed_resources_free_their_slots() {
 async fn a_stream_outlives_its_file_and_gives_it_back() {
     // The file is closed and unlinked. The stream keeps writing a megabyte at a time, and dropping it frees the
     // content.
-    let (data, places) = texts(&["file"]);
+    let (data, spans) = texts(&["file"]);
     let code = format!(
         "(local.set $i (call $directory (i32.const 0)))
          (call $check (call $open (local.get $i) {name} (i32.const 1) (i32.const 3)))
@@ -260,7 +260,7 @@ async fn a_stream_outlives_its_file_and_gives_it_back() {
          (call $check (call $outcome (i32.const 1)))
          (call $write_zeroes (i32.load (i32.const 304)) (i64.const 1000000) (i32.const 256))
          (i32.load8_u (i32.const 256))",
-        name = places[0]
+        name = spans[0]
     );
     let sandbox = sandbox(Spec::default()).await;
     let done = sandbox.exec(script(component_with(&data, &code)).build().unwrap()).await.unwrap();
@@ -271,7 +271,7 @@ async fn a_stream_outlives_its_file_and_gives_it_back() {
 
 #[tokio::test]
 async fn an_endless_stream_ends_with_its_time() {
-    let (data, places) = texts(&["file"]);
+    let (data, spans) = texts(&["file"]);
     // A file that is a hole of a tebibyte, printed.
     let code = format!(
         "(call $check (call $open (call $directory (i32.const 0)) {} (i32.const 1) (i32.const 3)))
@@ -280,7 +280,7 @@ async fn an_endless_stream_ends_with_its_time() {
          (local.set $i (i32.load (i32.const 260)))
          (loop $more (call $splice (call $get_stdout) (local.get $i) (i64.const -1) (i32.const 256)) (br $more))
          (i32.const 0)",
-        places[0]
+        spans[0]
     )
     .replace("(call $get_stdout)", "(global.get $out)");
     let more = format!("{data} (global $out (mut i32) (i32.const 0))");
@@ -323,14 +323,14 @@ async fn no_numbers_given_to_the_calls_do_harm() {
     ];
     let sequence = prop::collection::vec((0..calls.len(), prop::collection::vec(number, 16)), 1..5);
     let mut runner = TestRunner::new(ProptestConfig { rng_seed: RngSeed::Fixed(6), ..ProptestConfig::default() });
-    let (data, places) = texts(&["a", "localhost"]);
+    let (data, spans) = texts(&["a", "localhost"]);
     // Some handles of each kind, so that some of the numbers are valid.
     let begin = format!(
         "(drop (call $open (call $directory (i32.const 0)) {} (i32.const 1) (i32.const 3)))
          (drop (call $get_stdin)) (drop (call $get_stdout)) (drop (call $after (i64.const 1)))
          (call $write_via_stream (i32.load (i32.const 260)) (i64.const 0) (i32.const 256))
          (call $tcp (i32.const 0) (i32.const 256)) (call $resolve (call $network) {} (i32.const 256))",
-        places[0], places[1]
+        spans[0], spans[1]
     );
     // A port where probably no server listens.
     let network = NetworkPolicy::Allow { hosts: vec!["127.0.0.1:9".to_owned(), "localhost:9".to_owned()] };

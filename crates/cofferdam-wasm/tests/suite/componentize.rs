@@ -40,11 +40,11 @@ pub(crate) fn component(code: &str) -> Vec<u8> {
 /// Places texts in data segments from 1024 on. Returns the declarations and, for each text, its address and length as
 /// two constants.
 pub(crate) fn texts(texts: &[&str]) -> (String, Vec<String>) {
-    let (mut data, mut places, mut at) = (String::new(), Vec::new(), 1024);
+    let (mut data, mut spans, mut at) = (String::new(), Vec::new(), 1024);
     for text in texts {
         data += &format!("(data (i32.const {at}) \"{text}\")\n");
-        places.push(format!("(i32.const {at}) (i32.const {})", text.len()));
+        spans.push(format!("(i32.const {at}) (i32.const {})", text.len()));
         at += text.len() + 16;
     }
-    (data, places)
+    (data, spans)
 }

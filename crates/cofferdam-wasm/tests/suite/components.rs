@@ -108,26 +108,27 @@ async fn input_comes_as_bytes_and_as_a_stream() {
 async fn files_are_those_of_the_sandbox() {
     let sandbox = sandbox(Spec::default()).await;
     sandbox.write_bytes(&SandboxPath::new("given").unwrap(), "from the host").await.unwrap();
-    let (data, places) = texts(&["given", "made"]);
+    let (data, spans) = texts(&["given", "made"]);
     let program = component_with(
         &data,
         &format!(
             "(call $check (call $open (call $directory (i32.const 0)) {given} (i32.const 0) (i32.const 1)))
              (call $read_at (i32.load (i32.const 260)) (i64.const 100) (i64.const 5) (i32.const 256))
              (call $print (i32.load (i32.const 260)) (i32.load (i32.const 264)))
-             (call $check (call $open (call $directory (i32.const 2)) {made} (i32.const 1) (i32.const 2)))
+             (call $check (call $open (call $directory (i32.const 2)) {created} (i32.const 1) (i32.const 2)))
              (call $write_via_stream (i32.load (i32.const 260)) (i64.const 3) (i32.const 256))
              (call $write (i32.load (i32.const 260)) (i32.const 1024) (i32.const 5) (i32.const 256))
              (call $outcome (i32.const 4))",
-            given = places[0],
-            made = places[1],
+            given = spans[0],
+            created = spans[1],
         ),
     );
     let done = sandbox.exec(script(program).build().unwrap()).await.unwrap();
     assert!(done.exit.success(), "{:?} {}", done.exit, text(&done.stderr));
     assert_eq!(text(&done.stdout), "the host");
-    let made = sandbox.read_file_to_end(&SandboxPath::new("made").unwrap(), ByteSize::from_mebibytes(1)).await.unwrap();
-    assert_eq!(made, b"\0\0\0given");
+    let created =
+        sandbox.read_file_to_end(&SandboxPath::new("made").unwrap(), ByteSize::from_mebibytes(1)).await.unwrap();
+    assert_eq!(created, b"\0\0\0given");
 }
 
 #[tokio::test]
@@ -181,12 +182,12 @@ async fn poll_of_several_reports_the_ready_ones() {
 #[tokio::test]
 async fn there_is_no_network() {
     const ACCESS_DENIED: i32 = 101;
-    let (data, places) = texts(&["localhost"]);
+    let (data, spans) = texts(&["localhost"]);
     for call in [
         "(call $tcp (i32.const 0) (i32.const 256))".to_owned(),
         "(call $tcp (i32.const 1) (i32.const 256))".to_owned(),
         "(call $udp (i32.const 0) (i32.const 256))".to_owned(),
-        format!("(call $resolve (call $network) {} (i32.const 256))", places[0]),
+        format!("(call $resolve (call $network) {} (i32.const 256))", spans[0]),
     ] {
         let program =
             component_with(&data, &format!("{call} (call $exit (call $outcome (i32.const 4))) (i32.const 0)"));
@@ -212,7 +213,7 @@ async fn every_limit_ends_or_refuses() {
 
 #[tokio::test]
 async fn stream_reports_a_full_disk() {
-    let (data, places) = texts(&["big"]);
+    let (data, spans) = texts(&["big"]);
     let fill = component_with(
         &data,
         &format!(
@@ -224,7 +225,7 @@ async fn stream_reports_a_full_disk() {
                (br_if $full (i32.load8_u (i32.const 256)))
                (br $more)))
              (call $exit (i32.load8_u (i32.const 260))) (i32.const 0)",
-            places[0]
+            spans[0]
         ),
     );
     let spec = limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(2)));

@@ -50,8 +50,8 @@ async fn a_directory_cannot_be_opened_for_writing() {
     let make = "(call $check (call $path_create_directory (i32.const 3) (i32.const 0x200000) (i32.const 1)))";
     let (directory, write) = (2, 1 << 6);
     for (rights, expected) in [(0, 0), (write, ISDIR)] {
-        let place = "(i32.store8 (i32.const 0x200000) (i32.const 120))";
-        let code = format!("{place} {make} {} (call $exit (local.get $i))", open_x(directory, rights, 0));
+        let store = "(i32.store8 (i32.const 0x200000) (i32.const 120))";
+        let code = format!("{store} {make} {} (call $exit (local.get $i))", open_x(directory, rights, 0));
         assert_eq!(run(program("", &code), Spec::default()).await.unwrap().exit.code, expected);
     }
 }

@@ -20,12 +20,12 @@ async fn list_shows_files_of_guests_in_order() {
     for (name, contents) in [("b", "12345"), ("a/below", "x"), ("B", "")] {
         sandbox.write_bytes(&path(name), contents).await.unwrap();
     }
-    let made = P::Sequence(vec![
+    let program = P::Sequence(vec![
         P::MakeSymlink { path: "c".into(), target: "b".into() },
         P::MakeDirectory { path: "e".into() },
         P::MakeFiles { path: "e".into(), count: 1500 },
     ]);
-    assert!(sandbox.exec(request(made)).await.unwrap().exit.success());
+    assert!(sandbox.exec(request(program)).await.unwrap().exit.success());
     let listed = sandbox.list_dir(&path("")).await.unwrap();
     let seen: Vec<_> = listed.iter().map(|entry| (entry.name.as_str(), entry.kind, entry.size)).collect();
     let expected = [

@@ -14,22 +14,22 @@ const ROFS: i32 = 69;
 const MFILE: i32 = 33;
 
 /// Places texts in memory from 0x200000 on. Returns code that does so, and the address and length of each.
-fn place(texts: &[&str]) -> (String, Vec<(usize, usize)>) {
-    let (mut code, mut places, mut at) = (String::new(), Vec::new(), 0x20_0000);
+fn write_texts(texts: &[&str]) -> (String, Vec<(usize, usize)>) {
+    let (mut code, mut spans, mut at) = (String::new(), Vec::new(), 0x20_0000);
     for text in texts {
         for (offset, byte) in text.bytes().enumerate() {
             code += &format!("(i32.store8 (i32.const {}) (i32.const {byte}))\n", at + offset);
         }
-        places.push((at, text.len()));
+        spans.push((at, text.len()));
         at += text.len() + 16;
     }
-    (code, places)
+    (code, spans)
 }
 
 /// Returns the error number of a call with paths.
 async fn errno(imports: &str, texts: &[&str], call: impl Fn(&[(usize, usize)]) -> String) -> i32 {
-    let (placed, places) = place(texts);
-    let module = program(imports, &format!("{placed} (call $exit {})", call(&places)));
+    let (stores, spans) = write_texts(texts);
+    let module = program(imports, &format!("{stores} (call $exit {})", call(&spans)));
     run(module, Spec::default()).await.unwrap().exit.code
 }
 
@@ -46,13 +46,13 @@ async fn no_path_leads_above_its_directory() {
     for path in ["..", "../x", "./..", "a/../..", "/", "/etc/passwd", "/workspace", "//tmp", "../tmp"] {
         for fd in 3..6 {
             // `a` exists, so only the `..` can be the reason for the refusal.
-            let (placed, places) = place(&["a", path]);
-            let (created, asked) = (places[0], places[1]);
+            let (stores, spans) = write_texts(&["a", path]);
+            let (created, target) = (spans[0], spans[1]);
             let make = format!(
                 "(drop (call $path_create_directory (i32.const {fd}) (i32.const {}) (i32.const 1)))",
                 created.0
             );
-            let module = program("", &format!("{placed} {make} (call $exit {})", open(fd, asked)));
+            let module = program("", &format!("{stores} {make} (call $exit {})", open(fd, target)));
             let code = run(module, Spec::default()).await.unwrap().exit.code;
             assert_eq!(code, PERM, "{path} from {fd}");
         }
@@ -63,14 +63,14 @@ async fn no_path_leads_above_its_directory() {
 #[tokio::test]
 async fn no_link_leads_above_its_directory() {
     for target in ["..", "../../..", "/etc", "/", "/tmp", "/workspacex", "b/../.."] {
-        let code = errno("", &[target, "link", "link/x"], |places| {
-            let ((target, length), (link, size)) = (places[0], places[1]);
+        let code = errno("", &[target, "link", "link/x"], |spans| {
+            let ((target, length), (link, size)) = (spans[0], spans[1]);
             format!(
                 "(block (result i32) (call $check (call $path_symlink (i32.const {target}) (i32.const {length})
                    (i32.const 3) (i32.const {link}) (i32.const {size})))
                  (drop (call $path_create_directory (i32.const 3) (i32.const {b}) (i32.const 1)))
                  {})",
-                open(3, places[2]),
+                open(3, spans[2]),
                 b = target,
             )
         })
@@ -87,7 +87,7 @@ async fn a_slash_at_the_end_leads_no_further() {
       (func $path_filestat_get (param i32 i32 i32 i32 i32) (result i32)))"#;
     for target in ["../", "..//", "../../", "/", "/etc/", "/tmp/", ".//../"] {
         for path in ["link/", "link//", "link/.", "link/./", "link/x", "link/x/"] {
-            let calls = |at: usize, length: usize, there: usize| {
+            let calls = |at: usize, length: usize, nested: usize| {
                 let name = format!("(i32.const {at}) (i32.const {length})");
                 let opened = |follow: u32, how: u32| {
                     format!(
@@ -103,27 +103,29 @@ async fn a_slash_at_the_end_leads_no_further() {
                     opened(1, 9),
                     format!("(call $path_create_directory (i32.const 3) {name})"),
                     format!("(call $path_rename (i32.const 3) {name} (i32.const 4) {name})"),
-                    format!("(call $path_rename (i32.const 4) (i32.const {there}) (i32.const 5) (i32.const 3) {name})"),
+                    format!(
+                        "(call $path_rename (i32.const 4) (i32.const {nested}) (i32.const 5) (i32.const 3) {name})"
+                    ),
                     format!("(call $path_filestat_get (i32.const 3) (i32.const 1) {name} (i32.const 64))"),
                 ]
             };
-            let (placed, places) = place(&[target, "link", path, "there"]);
-            let ((to, long), (link, size)) = (places[0], places[1]);
-            let there = places[3].0;
+            let (stores, spans) = write_texts(&[target, "link", path, "there"]);
+            let ((to, long), (link, size)) = (spans[0], spans[1]);
+            let nested = spans[3].0;
             let make = format!(
-                "(call $check (call $path_create_directory (i32.const 4) (i32.const {there}) (i32.const 5)))
+                "(call $check (call $path_create_directory (i32.const 4) (i32.const {nested}) (i32.const 5)))
                  (call $check (call $path_symlink (i32.const {to}) (i32.const {long}) (i32.const 3) (i32.const {link})
                    (i32.const {size})))"
             );
             // One program makes all calls, and prints their results.
-            let calls = calls(places[2].0, places[2].1, there);
+            let calls = calls(spans[2].0, spans[2].1, nested);
             let tell_calls: String = calls
                 .iter()
                 .map(|call| {
                     format!("(call $print_number (i64.extend_i32_u {call})) (call $print_number (i64.const 1000))")
                 })
                 .collect();
-            let done = run(program(imports, &format!("{placed} {make} {tell_calls}")), Spec::default()).await.unwrap();
+            let done = run(program(imports, &format!("{stores} {make} {tell_calls}")), Spec::default()).await.unwrap();
             let answers: Vec<_> = text(&done.stdout).split_terminator("1000").map(str::to_owned).collect();
             assert_eq!(answers, ["63"; 9], "{path} to {target}: {:?} {}", done.exit, text(&done.stderr));
         }
@@ -135,8 +137,8 @@ async fn a_slash_at_the_end_leads_no_further() {
 async fn a_read_only_directory_lets_nothing_be_renamed_or_linked_out() {
     let imports = r#"(import "wasi_snapshot_preview1" "path_link"
       (func $path_link (param i32 i32 i32 i32 i32 i32 i32) (result i32)))"#;
-    let (placed, places) = place(&["given"]);
-    let (at, length) = places[0];
+    let (stores, spans) = write_texts(&["given"]);
+    let (at, length) = spans[0];
     let name = format!("(i32.const {at}) (i32.const {length})");
     let workspace = cofferdam_contract::Workspace::Private { access: cofferdam_contract::Access::ReadOnly };
     for call in [
@@ -157,24 +159,24 @@ async fn a_read_only_directory_lets_nothing_be_renamed_or_linked_out() {
         let sandbox = sandbox(Spec::builder().workspace(workspace.clone()).build().unwrap()).await;
         let given = cofferdam_contract::SandboxPath::new("given").unwrap();
         sandbox.write_bytes(&given, "kept").await.unwrap();
-        let module = program(imports, &format!("{placed} (call $exit {call})"));
+        let module = program(imports, &format!("{stores} (call $exit {call})"));
         assert_eq!(sandbox.exec(script(module).build().unwrap()).await.unwrap().exit.code, ROFS, "{call}");
-        let kept = sandbox.read_file_to_end(&given, ByteSize::from_mebibytes(1)).await.unwrap();
-        assert_eq!(kept, b"kept", "{call}");
+        let contents = sandbox.read_file_to_end(&given, ByteSize::from_mebibytes(1)).await.unwrap();
+        assert_eq!(contents, b"kept", "{call}");
     }
 }
 
 #[tokio::test]
 async fn descriptors_run_out_before_memory_does() {
-    let (placed, places) = place(&["."]);
+    let (stores, spans) = write_texts(&["."]);
     let code = format!(
-        "{placed} (block $done (loop $more
+        "{stores} (block $done (loop $more
            (local.set $i {})
            (br_if $done (local.get $i))
            (local.set $n (i64.add (local.get $n) (i64.const 1)))
            (br $more)))
          (call $print_number (local.get $n)) (call $exit (local.get $i))",
-        open(3, places[0])
+        open(3, spans[0])
     );
     let done = run(program("", &code), Spec::default()).await.unwrap();
     assert_eq!(done.exit.code, MFILE);
@@ -322,12 +324,12 @@ async fn there_are_no_sockets() {
 async fn descriptors_that_are_replaced_and_replaced_again_are_let_go() {
     let imports = r#"(import "wasi_snapshot_preview1" "fd_renumber"
       (func $fd_renumber (param i32 i32) (result i32)))"#;
-    let (placed, places) = place(&["."]);
-    let open = open(3, places[0]);
+    let (stores, spans) = write_texts(&["."]);
+    let open = open(3, spans[0]);
     let fd = "(i32.load (i32.const 12))";
     // Onto itself, onto a closed one, and onto the previous one, more often than there are descriptors.
     let code = format!(
-        "{placed}
+        "{stores}
          (call $check {open}) (drop (call $fd_renumber {fd} {fd})) (call $check {open})
          (call $check (call $fd_close {fd})) (drop (call $fd_renumber (i32.const 3) {fd})) (call $check {open})
          (i32.store (i32.const 1024) {fd})

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use cofferdam_contract::{Backend, Command, Completed, ExecRequest, ExecRequestBuilder, Script, Spec};
 use cofferdam_wasm::{Language, WasmBackend, WasmConfig};
-use cofferdam_wasm_supply::Supply;
+use cofferdam_wasm_runtimes::Runtimes;
 
 pub(crate) const BOTH: [Language; 2] = [Language::Python, Language::JavaScript];
 
@@ -21,13 +21,13 @@ fn existing_caches() -> Vec<PathBuf> {
 
 /// Returns a cache with both interpreters, and installs them if necessary; else the reason why that failed.
 fn cache() -> Result<PathBuf, String> {
-    let has = |cache: &PathBuf, language| Supply::new(cache).find(language).is_ok_and(|found| found.is_some());
+    let has = |cache: &PathBuf, language| Runtimes::new(cache).find(language).is_ok_and(|found| found.is_some());
     if let Some(found) = existing_caches().into_iter().find(|cache| BOTH.iter().all(|language| has(cache, *language))) {
         return Ok(found);
     }
     let own = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wasm-cache");
     for language in BOTH {
-        Supply::new(&own).obtain(language, |_| {}).map_err(|error| format!("{language:?}: {error}"))?;
+        Runtimes::new(&own).obtain(language, |_| {}).map_err(|error| format!("{language:?}: {error}"))?;
     }
     Ok(own)
 }

@@ -40,8 +40,8 @@ struct Swap(PathBuf);
 impl Swap {
     /// Creates swap space if there is none.
     fn make() -> Result<Option<Self>, String> {
-        let there = fs::read_to_string("/proc/swaps").map_err(|error| error.to_string())?;
-        if there.lines().count() > 1 {
+        let swaps = fs::read_to_string("/proc/swaps").map_err(|error| error.to_string())?;
+        if swaps.lines().count() > 1 {
             return Ok(None);
         }
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("swap-{}", std::process::id()));

@@ -77,11 +77,11 @@ fn ended(done: &Completed) -> (i32, Option<i32>) {
 #[tokio::test]
 async fn listed_addresses_are_reachable() {
     let (port, served) = server(2, echo);
-    let (data, places) = texts(&["across the wall", "localhost", "LocalHost."]);
+    let (data, spans) = texts(&["across the wall", "localhost", "LocalHost."]);
     for (host, connect) in
-        [("127.0.0.1", loopback(port)), ("localhost", format!("(call $connect_to {} (i32.const {port}))", places[2]))]
+        [("127.0.0.1", loopback(port)), ("localhost", format!("(call $connect_to {} (i32.const {port}))", spans[2]))]
     {
-        let component = networked(&data, &round_trip(&connect, &places[0]));
+        let component = networked(&data, &round_trip(&connect, &spans[0]));
         let done = run(component, allowing(&[format!("{host}:{port}")])).await.unwrap();
         assert_eq!(
             (ended(&done), text(&done.stdout).as_str()),
@@ -102,7 +102,7 @@ async fn unlisted_addresses_are_refused() {
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
     let other = if port == u16::MAX { port - 1 } else { port + 1 };
-    let (data, places) = texts(&["localhost", "example.org", "127.0.0.1", "2130706433", "0x7f.1", "\\00"]);
+    let (data, spans) = texts(&["localhost", "example.org", "127.0.0.1", "2130706433", "0x7f.1", "\\00"]);
     let connect4 = |port: u16, ip: [u8; 4]| {
         let [a, b, c, d] = ip;
         format!("(call $connect4 (i32.const {port}) (i32.const {a}) (i32.const {b}) (i32.const {c}) (i32.const {d}))")
@@ -110,27 +110,27 @@ async fn unlisted_addresses_are_refused() {
     let connect6 = |f: u16, g: u16, h: u16| {
         format!("(call $connect6 (i32.const {port}) (i32.const 0) (i32.const {f}) (i32.const {g}) (i32.const {h}))")
     };
-    let by_name = |place: usize| format!("(call $connect_to {} (i32.const {port}))", places[place]);
-    let there = format!("127.0.0.1:{port}");
+    let by_name = |index: usize| format!("(call $connect_to {} (i32.const {port}))", spans[index]);
+    let allowed = format!("127.0.0.1:{port}");
     for (host, connect, expected) in [
         (format!("127.0.0.1:{other}"), connect4(port, [127, 0, 0, 1]), ACCESS_DENIED),
         (format!("localhost:{port}"), connect4(port, [127, 0, 0, 1]), ACCESS_DENIED),
         ("localhost:1".to_owned(), by_name(0), ACCESS_DENIED),
-        (there.clone(), connect4(port, [127, 0, 0, 2]), ACCESS_DENIED),
-        (there.clone(), connect4(port, [0, 0, 0, 0]), INVALID_ARGUMENT),
-        (there.clone(), connect4(port, [255, 255, 255, 255]), INVALID_ARGUMENT),
-        (there.clone(), connect4(port, [224, 0, 0, 1]), INVALID_ARGUMENT),
-        (there.clone(), connect4(0, [127, 0, 0, 1]), INVALID_ARGUMENT),
-        (there.clone(), connect4(80, [169, 254, 169, 254]), ACCESS_DENIED),
-        (there.clone(), connect6(0xffff, 0x7f00, 1), INVALID_ARGUMENT),
-        (there.clone(), connect6(0, 0x7f00, 1), ACCESS_DENIED),
-        (there.clone(), connect6(0, 0, 1), ACCESS_DENIED),
-        (there.clone(), by_name(0), ACCESS_DENIED),
-        (there.clone(), by_name(1), ACCESS_DENIED),
+        (allowed.clone(), connect4(port, [127, 0, 0, 2]), ACCESS_DENIED),
+        (allowed.clone(), connect4(port, [0, 0, 0, 0]), INVALID_ARGUMENT),
+        (allowed.clone(), connect4(port, [255, 255, 255, 255]), INVALID_ARGUMENT),
+        (allowed.clone(), connect4(port, [224, 0, 0, 1]), INVALID_ARGUMENT),
+        (allowed.clone(), connect4(0, [127, 0, 0, 1]), INVALID_ARGUMENT),
+        (allowed.clone(), connect4(80, [169, 254, 169, 254]), ACCESS_DENIED),
+        (allowed.clone(), connect6(0xffff, 0x7f00, 1), INVALID_ARGUMENT),
+        (allowed.clone(), connect6(0, 0x7f00, 1), ACCESS_DENIED),
+        (allowed.clone(), connect6(0, 0, 1), ACCESS_DENIED),
+        (allowed.clone(), by_name(0), ACCESS_DENIED),
+        (allowed.clone(), by_name(1), ACCESS_DENIED),
         ("localhost".to_owned(), by_name(2), ACCESS_DENIED),
-        (there.clone(), by_name(3), INVALID_ARGUMENT),
-        (there.clone(), by_name(4), INVALID_ARGUMENT),
-        (there.clone(), by_name(5), INVALID_ARGUMENT),
+        (allowed.clone(), by_name(3), INVALID_ARGUMENT),
+        (allowed.clone(), by_name(4), INVALID_ARGUMENT),
+        (allowed.clone(), by_name(5), INVALID_ARGUMENT),
     ] {
         let component = networked(&data, &format!("(call $exit {connect}) (i32.const 0)"));
         let done = run(component, allowing(&[&host])).await.unwrap();
@@ -158,11 +158,11 @@ async fn names_do_not_resolve_to_private_addresses() {
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (data, places) = texts(&[&name]);
-    let lookup = format!("(call $exit (call $connect_to {} (i32.const {port}))) (i32.const 0)", places[0]);
+    let (data, spans) = texts(&[&name]);
+    let lookup = format!("(call $exit (call $connect_to {} (i32.const {port}))) (i32.const 0)", spans[0]);
     let straight = format!(
         "(drop (call $connect_to {} (i32.const {port}))) (call $exit {}) (i32.const 0)",
-        places[0],
+        spans[0],
         loopback(port)
     );
     for code in [lookup, straight] {
@@ -242,15 +242,12 @@ fn deaf() -> (u16, impl Sized) {
 async fn silent_peer_does_not_delay_timeout_or_cancel() {
     let (silent_port, _silent) = silent();
     let (deaf_port, _deaf) = deaf();
-    let (data, places) = texts(&["never heard"]);
+    let (data, spans) = texts(&["never heard"]);
     let fill =
         "(loop $more (call $write (global.get $out) (i32.const 0) (i32.const 65536) (i32.const 256)) (br $more))";
     for (port, code) in [
         (silent_port, format!("(call $check {}) (drop (call $print_all)) (i32.const 0)", loopback(silent_port))),
-        (
-            silent_port,
-            format!("(call $check {}) (call $say {}) {fill} (i32.const 0)", loopback(silent_port), places[0]),
-        ),
+        (silent_port, format!("(call $check {}) (call $say {}) {fill} (i32.const 0)", loopback(silent_port), spans[0])),
         (deaf_port, format!("(call $exit {}) (i32.const 0)", loopback(deaf_port))),
     ] {
         let component = networked(&data, &code);
@@ -332,7 +329,7 @@ fn resolvers() -> usize {
 /// Promise (WebAssembly): A flood of name lookups uses a limited number of threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_lookups_has_few_threads() {
-    let (data, places) = texts(&["localhost"]);
+    let (data, spans) = texts(&["localhost"]);
     // Counts the started lookups, and stops at the first error that is not a temporary refusal.
     let code = format!(
         "(local.set $n (i64.const 0))
@@ -344,7 +341,7 @@ async fn a_flood_of_lookups_has_few_threads() {
            (local.set $n (i64.add (local.get $n) (i64.const 1)))
            (br_if $more (i64.lt_u (local.get $n) (i64.const 1500))))
          (i32.const 0)",
-        places[0]
+        spans[0]
     );
     let sandbox = sandbox(allowing(&["localhost".to_owned()])).await;
     let running = sandbox.start(script(networked(&data, &code)).build().unwrap()).await.unwrap();
@@ -444,8 +441,8 @@ async fn a_wait_for_several_wakes_for_each() {
 #[tokio::test]
 async fn direct_runs_have_the_same_rules() {
     let (port, served) = server(1, echo);
-    let (data, places) = texts(&["direct"]);
-    let component = Bytes::from(networked(&data, &round_trip(&loopback(port), &places[0])));
+    let (data, spans) = texts(&["direct"]);
+    let component = Bytes::from(networked(&data, &round_trip(&loopback(port), &spans[0])));
     for (host, expected) in [("127.0.0.1", 0), ("127.0.0.2", ACCESS_DENIED)] {
         let loaded = WasmBackend::default().load(component.clone(), allowing(&[host.to_owned()])).await.unwrap();
         let done = loaded.on_runner(|runner| runner.run(&Call::default())).unwrap().unwrap();

@@ -50,7 +50,7 @@ async fn endless_loops_block_neither_timers_nor_others() {
 }
 
 #[tokio::test]
-async fn no_more_guests_run_than_there_are_places() {
+async fn number_of_running_guests_is_limited() {
     let config = WasmConfig { guests: 1, timeout: Duration::from_millis(100), ..WasmConfig::default() };
     let backend = WasmBackend::new(config);
     let sandbox = backend.create(Spec::default()).await.unwrap();

@@ -150,7 +150,7 @@ pub enum ClientCertificatesUse {
     Required,
 }
 
-/// The place of a server's state.
+/// The location of a server's state.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "State")]
 pub struct StateArgs {

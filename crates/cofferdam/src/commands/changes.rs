@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cofferdam::{ByteSize, Error, Result};
 use cofferdam_changes::{
-    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Discarded, Effect, Globs, Id, Kept, KeptContents,
-    RenderOptions, Workspace, apply, document, effect, open_saved, render, text, would_discard,
+    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Discarded, Effect, Globs, Id, RenderOptions,
+    StoredContents, StoredSet, Workspace, apply, document, effect, open_saved, render, text, would_discard,
 };
 use cofferdam_linux::named;
 use serde_json::json;
@@ -35,33 +35,33 @@ pub fn main(args: &ChangesArgs) -> u8 {
 }
 
 fn list(args: &ListChangesArgs) -> Result<u8> {
-    let kept = review::store()?.list().map_err(failed)?;
+    let stored = review::store()?.list().map_err(failed)?;
     if args.json {
-        let rows = kept.iter().map(|kept| {
+        let rows = stored.iter().map(|stored| {
             json!({
-                "id": kept.id.as_str(), "bytes": kept.bytes,
-                "time": kept.time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-                "workspace": kept.contents.as_ref().map(|contents| contents.workspace.to_string_lossy()),
-                "files": kept.contents.as_ref().map(|contents| contents.changes),
+                "id": stored.id.as_str(), "bytes": stored.bytes,
+                "time": stored.time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+                "workspace": stored.contents.as_ref().map(|contents| contents.workspace.to_string_lossy()),
+                "files": stored.contents.as_ref().map(|contents| contents.changes),
             })
         });
         return Ok(report::printed(report::document(&json!({"changes": rows.collect::<Vec<_>>()})), 0));
     }
-    let lines: String = kept.iter().map(|kept| format!("{}\n", row(kept))).collect();
+    let lines: String = stored.iter().map(|stored| format!("{}\n", row(stored))).collect();
     Ok(report::printed(report::print(&lines), 0))
 }
 
-fn row(kept: &Kept) -> String {
-    let age = ago(kept.time.elapsed().unwrap_or_default());
-    let size = ByteSize::from_bytes(kept.bytes);
-    let contents = match &kept.contents {
-        Some(KeptContents { changes, workspace }) => {
+fn row(stored: &StoredSet) -> String {
+    let age = ago(stored.time.elapsed().unwrap_or_default());
+    let size = ByteSize::from_bytes(stored.bytes);
+    let contents = match &stored.contents {
+        Some(StoredContents { changes, workspace }) => {
             let files = if *changes == 1 { "file " } else { "files" };
             format!("{changes:>6} {files}  {}", text::path(workspace))
         }
         None => "damaged".to_owned(),
     };
-    format!("{}  {age:>9}  {size:>8}  {contents}", kept.id)
+    format!("{}  {age:>9}  {size:>8}  {contents}", stored.id)
 }
 
 fn show(args: &ShowChangesArgs) -> Result<u8> {
@@ -112,8 +112,8 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
     let status = u8::from(!is_whole);
     let is_all = is_whole && args.only.is_empty();
     let is_forgotten = args.to.is_none() && !args.dry_run && (is_all || !applied.applied.is_empty());
-    let kept = found.id.as_ref().filter(|_| is_forgotten);
-    let forgotten = kept.map_or(Ok(0), |id| forget_applied(id, &found, &applied, is_all));
+    let id = found.id.as_ref().filter(|_| is_forgotten);
+    let forgotten = id.map_or(Ok(0), |id| forget_applied(id, &found, &applied, is_all));
     if args.json {
         let mut document = review::applied_document(&applied);
         document["dry_run"] = json!(args.dry_run);
@@ -124,7 +124,7 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
         return print_plan(&found, &applied).map(|printed| report::printed(printed, status));
     }
     review::print_applied(&applied, &found.path);
-    if let (Some(id), remaining @ 1..) = (kept, forgotten?) {
+    if let (Some(id), remaining @ 1..) = (id, forgotten?) {
         let plural = if remaining == 1 { "change remains" } else { "changes remain" };
         report::remark(&format!("{remaining} {plural} in {id}"), Tone::Good);
     }
@@ -264,7 +264,7 @@ fn discard_file(path: &Path, is_dry: bool) -> Result<String> {
 
 /// Describes the contents of a change set.
 fn contents(set: &ChangeSet) -> String {
-    let KeptContents { changes, workspace } = KeptContents::of(set);
+    let StoredContents { changes, workspace } = StoredContents::of(set);
     let plural = if changes == 1 { "" } else { "s" };
     format!("{changes} file{plural} of {}", text::path(&workspace))
 }
@@ -290,10 +290,10 @@ fn selected(changes: Option<&str>) -> Result<String> {
             .with_source(error)
             .with_remedy("name an id of 'cofferdam changes ls'")
     })?;
-    let is_here = |kept: &Kept| kept.contents.as_ref().is_some_and(|contents| contents.workspace == here);
-    let kept: Vec<Kept> = review::store()?.list().map_err(failed)?.into_iter().filter(is_here).collect();
+    let is_here = |stored: &StoredSet| stored.contents.as_ref().is_some_and(|contents| contents.workspace == here);
+    let stored: Vec<StoredSet> = review::store()?.list().map_err(failed)?.into_iter().filter(is_here).collect();
     let shown = text::path(&here);
-    match &kept[..] {
+    match &stored[..] {
         [only] => {
             let age = ago(only.time.elapsed().unwrap_or_default());
             report::remark(&format!("changes {} of {shown}, kept {age}", only.id), Tone::Good);
@@ -305,8 +305,8 @@ fn selected(changes: Option<&str>) -> Result<String> {
                 .with_remedy("go to the directory of the changes, or name an id of 'cofferdam changes ls'"))
         }
         [.., newest] => {
-            kept.iter().for_each(|kept| report::remark(&row(kept), Tone::Good));
-            let message = format!("{} change sets of '{shown}' are kept", kept.len());
+            stored.iter().for_each(|stored| report::remark(&row(stored), Tone::Good));
+            let message = format!("{} change sets of '{shown}' are kept", stored.len());
             Err(Error::invalid("changes", message)
                 .with_remedy(format!("name one of them; the newest is {}", newest.id)))
         }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::{Result, registry};
+use cofferdam::{Result, RootFs, Spec, registry};
 use cofferdam_conformance::{CaseResult, Options, Report};
 use serde_json::json;
 
@@ -44,6 +44,10 @@ async fn examine(args: &ConformanceArgs, options: &Options) -> Result<Report> {
     };
     if let Some(root) = &args.root {
         target = target.with_root(root);
+    }
+    if let Some(reference) = &args.image {
+        let root = RootFs::Image { reference: reference.clone() };
+        target = target.with_spec(Spec::builder().root(root).build()?);
     }
     let report = cofferdam_conformance::run(&target, options).await;
     if let Some(pooled) = pooled {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam::{
-    Backend, ByteSize, Capabilities, Capability, CopyOut, Error, ErrorKind, Level, PreparedSandbox, Result, Sandbox,
-    SandboxPath, Snapshot, Spec,
+    Backend, BackendLayer, ByteSize, Capability, CopyOut, Error, ErrorKind, Result, Sandbox, SandboxPath, Snapshot,
+    Spec,
 };
 use cofferdam_changes::sandbox::{CopiedOut, HostTree, copy_out};
 use cofferdam_changes::text;
@@ -256,37 +256,31 @@ struct CopyingBackend {
     copies: Arc<Copies>,
 }
 
-#[async_trait]
-impl Backend for CopyingBackend {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn level(&self) -> Level {
-        self.inner.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        if !self.capabilities().contains(&Capability::Files) {
-            return Err(Error::unsupported("create", "this backend gives no access to the files of a sandbox")
-                .with_remedy("leave out --copy-in and --copy-out, or use another backend"));
-        }
-        let sandbox = self.inner.create(spec).await?;
+impl CopyingBackend {
+    /// Copies the files into a new sandbox.
+    async fn fill(&self, sandbox: Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
         match self.copies.copy_in(&*sandbox).await {
             Ok(()) => Ok(sandbox),
             Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
     }
+}
 
-    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        self.inner.restore(snapshot, spec).await
+#[async_trait]
+impl BackendLayer for CopyingBackend {
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
     }
 
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.inner.prepare(spec).await
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        if !self.inner.capabilities().contains(&Capability::Files) {
+            return Err(Error::unsupported("create", "this backend gives no access to the files of a sandbox")
+                .with_remedy("leave out --copy-in and --copy-out, or use another backend"));
+        }
+        self.fill(self.inner.create(spec).await?).await
+    }
+
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        self.fill(self.inner.restore(snapshot, spec).await?).await
     }
 }

@@ -7,10 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use cofferdam::{
-    Backend, Capabilities, LayeredSandbox, Level, PreparedSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec,
-    Workspace,
-};
+use cofferdam::{Backend, BackendLayer, LayeredSandbox, Result, Sandbox, SandboxLayer, Snapshot, Spec, Workspace};
 
 use super::review;
 use crate::report;
@@ -27,17 +24,9 @@ struct KeepingBackend {
 }
 
 #[async_trait]
-impl Backend for KeepingBackend {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn level(&self) -> Level {
-        self.inner.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+impl BackendLayer for KeepingBackend {
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -46,10 +35,6 @@ impl Backend for KeepingBackend {
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         self.inner.restore(snapshot, spec).await.map(Keeping::around)
-    }
-
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.inner.prepare(spec).await
     }
 }
 

@@ -35,10 +35,10 @@ struct Verdict {
 }
 
 fn explain(args: &ExplainArgs) -> Result<u8> {
-    let asked = Asked::read(&args.server)?;
+    let destination = Destination::read(&args.server)?;
     let settings = settings(args)?;
     let rules = Rules::of(&settings.network)?.unwrap_or_default();
-    let verdicts = asked.verdicts(&rules, settings.backend, &args.method)?;
+    let verdicts = destination.verdicts(&rules, settings.backend, &args.method)?;
     let allowed = verdicts.iter().any(|verdict| verdict.decided.is_ok());
     let status = if allowed { 0 } else { 1 };
     if args.json {
@@ -71,14 +71,14 @@ fn settings(args: &ExplainArgs) -> Result<Settings> {
 }
 
 /// The server of a question.
-struct Asked {
+struct Destination {
     host: String,
     port: Option<u16>,
     /// True over TLS, and the path. `None` for a host without a request.
     request: Option<(bool, String)>,
 }
 
-impl Asked {
+impl Destination {
     fn read(text: &str) -> Result<Self> {
         let (request, rest) = match text.split_once("://") {
             Some((scheme @ ("http" | "https"), rest)) => {
@@ -222,12 +222,16 @@ mod tests {
             ("https://a.example/x?y", "a.example", Some(443), Some("/x")),
             ("http://a.example:8080", "a.example", Some(8080), Some("/")),
         ] {
-            let asked = Asked::read(text).unwrap();
-            let found = (asked.host.as_str(), asked.port, asked.request.as_ref().map(|(_, path)| path.as_str()));
+            let destination = Destination::read(text).unwrap();
+            let found = (
+                destination.host.as_str(),
+                destination.port,
+                destination.request.as_ref().map(|(_, path)| path.as_str()),
+            );
             assert_eq!(found, (host, port, path), "{text}");
         }
         for text in ["", "a:0", "a:x", "ftp://a", "https://", "https://u@a/"] {
-            assert!(Asked::read(text).is_err(), "{text}");
+            assert!(Destination::read(text).is_err(), "{text}");
         }
     }
 }

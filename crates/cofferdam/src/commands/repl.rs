@@ -80,14 +80,14 @@ async fn repl(
     };
     let repl = Repl {
         language,
-        place: BackendProfile::of(&*backend),
+        profile: BackendProfile::of(&*backend),
         sandbox: Arc::clone(&sandbox),
         sessions: Sessions::new(executor),
     };
     let outcome = repl.run(history.as_deref(), &mut interrupts).await;
     repl.sessions.shutdown().await;
-    let asked = Review { args: &ReviewArgs::default(), form: Form::Text, quiet: false };
-    if let Err(error) = review::review(&*sandbox, asked, 0).await {
+    let options = Review { args: &ReviewArgs::default(), form: Form::Text, quiet: false };
+    if let Err(error) = review::review(&*sandbox, options, 0).await {
         report::remark(&format!("the changes of the workspace are lost: {error}"), Tone::Bad);
     }
     sandbox.close().await?;
@@ -107,7 +107,7 @@ enum State {
 /// A read-eval-print loop and the sandbox that evaluates.
 struct Repl<'a> {
     language: &'a str,
-    place: BackendProfile,
+    profile: BackendProfile,
     sandbox: Arc<dyn Sandbox>,
     sessions: Sessions,
 }
@@ -117,7 +117,7 @@ impl Repl<'_> {
         let mut session = self.session().await?;
         let mut input = Input::new(history, self.language)?;
         if matches!(input, Input::Terminal(_)) {
-            let backend = &self.place.backend;
+            let backend = &self.profile.backend;
             report::remark(&format!("{} in a sandbox of {backend}; Ctrl-D exits", self.language), Tone::Good);
         }
         let before = rustix::termios::tcgetattr(io::stdin()).ok();
@@ -156,7 +156,7 @@ impl Repl<'_> {
     }
 
     async fn session(&self) -> Result<Arc<CodeSession>> {
-        self.sessions.open(&self.place, &self.sandbox, self.language).await
+        self.sessions.open(&self.profile, &self.sandbox, self.language).await
     }
 
     /// Runs code and prints its output. The first Ctrl-C interrupts the code. A second one, or code that does not stop,

@@ -53,8 +53,8 @@ pub fn check_server(spec: &Spec) -> Result<()> {
 /// changes, and without a copy-on-write workspace.
 #[cfg(feature = "mcp")]
 pub async fn keep(sandbox: &dyn Sandbox) -> Result<()> {
-    if let Some(kept) = cofferdam_changes::sandbox::keep(sandbox, store_directory(), limits()).await? {
-        remind(&kept.workspace, &kept.id, kept.files as u64);
+    if let Some(stored) = cofferdam_changes::sandbox::keep(sandbox, store_directory(), limits()).await? {
+        remind(&stored.workspace, &stored.id, stored.files as u64);
     }
     Ok(())
 }
@@ -274,7 +274,7 @@ pub fn applied_document(applied: &Applied) -> Value {
         "applied": applied.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>(),
         "conflicts": conflicts.iter().map(|conflict| json!({
             "path": conflict.path.to_string_lossy(), "reason": conflict.cause.to_string(),
-            "kept_as": conflict.kept.as_ref().map(|path| path.to_string_lossy()),
+            "kept_as": conflict.kept_as.as_ref().map(|path| path.to_string_lossy()),
         })).collect::<Vec<_>>(),
         "refused": refused.iter().map(|refused| json!({
             "path": refused.path.to_string_lossy(), "reason": refused.reason.to_string(),
@@ -296,8 +296,10 @@ pub fn print_applied(applied: &Applied, directory: &Path) {
 /// Prints what was not applied, on standard error.
 pub fn print_not_applied(applied: &Applied) {
     for conflict in applied.conflicts.iter().take(MAX_PRINTED) {
-        let kept = conflict.kept.as_ref().map(|kept| format!("; the guest's version is {}", text::path(kept)));
-        let line = format!("conflict: {}: {}{}", text::path(&conflict.path), conflict.cause, kept.unwrap_or_default());
+        let kept_as =
+            conflict.kept_as.as_ref().map(|kept_as| format!("; the guest's version is {}", text::path(kept_as)));
+        let line =
+            format!("conflict: {}: {}{}", text::path(&conflict.path), conflict.cause, kept_as.unwrap_or_default());
         report::remark(&line, Tone::Warning);
     }
     for refused in applied.refused.iter().take(MAX_PRINTED) {
@@ -319,9 +321,9 @@ mod tests {
 
     #[test]
     fn a_store_is_checked_and_not_created() {
-        let place = tempfile::tempdir().unwrap();
-        check_store(&place.path().join("a/b")).unwrap();
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        let directory = tempfile::tempdir().unwrap();
+        check_store(&directory.path().join("a/b")).unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
         assert!(check_store(Path::new("/proc/version/a")).is_err() || rustix::process::geteuid().is_root());
     }
 }

@@ -26,12 +26,12 @@ pub fn main(args: &VmArgs, config: Option<PathBuf>) -> u8 {
 fn carry_out(args: &VmArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let machines = setup(&Environment::read(variable)?, &file).machines;
-    let images = Images::new(&machines)?;
+    let vms = setup(&Environment::read(variable)?, &file).vms;
+    let images = Images::new(&vms)?;
     let printed = match &args.command {
         VmCommand::BuildImage(args) => built(&build(&images, args)?, form),
         VmCommand::ExportImage(args) => {
-            let default = machines.default_image();
+            let default = vms.default_image();
             return block_on(transfer::export(&images, args, default, form));
         }
         VmCommand::ImportImage(args) => return block_on(transfer::import(&images, args, form)),
@@ -55,7 +55,7 @@ fn build(images: &Images, args: &BuildImageArgs) -> Result<VmImage> {
         kernel_package: args.kernel_package.clone(),
         kernel: args.kernel.clone(),
         modules: args.module.clone(),
-        most: args.max_size,
+        max_size: args.max_size,
     };
     let progress = Arc::new(Progress::new());
     let shown = Arc::clone(&progress);

@@ -85,7 +85,7 @@ fn links(path: &Path) -> Vec<PathBuf> {
     parents
 }
 
-/// Returns the places of what is mounted below a path, which a sandbox sees, too.
+/// Returns the locations of what is mounted below a path, which a sandbox sees, too.
 fn submounts(path: &Path, mounts: &str) -> Vec<Location> {
     let below = |line: &str| {
         let mut fields = line.split(' ');
@@ -105,7 +105,7 @@ fn directories() -> Vec<PathBuf> {
     all
 }
 
-/// The place of a file or directory.
+/// The location of a file or directory.
 struct Location {
     /// Device and inode of the file, if they could be read.
     id: Option<(u64, u64)>,
@@ -116,7 +116,7 @@ struct Location {
 }
 
 impl Location {
-    /// Finds the place of a path without symbolic links. `mounts` is the text of `/proc/self/mountinfo`.
+    /// Finds the location of a path without symbolic links. `mounts` is the text of `/proc/self/mountinfo`.
     fn of(path: &Path, mounts: &str) -> Self {
         let id = |path: &Path| rustix::fs::stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino));
         Self { id: id(path), ids: path.ancestors().filter_map(id).collect(), source: source(path, mounts) }

@@ -39,8 +39,8 @@ fn a_file_becomes_a_script_of_its_language() {
 #[test]
 fn a_file_of_the_workspace_runs_from_its_place() {
     let directory = directory_with(&[("a.py", "")]);
-    let (place, file) = (directory.path().to_str().unwrap(), directory.path().join("a.py"));
-    let plan = plan(&["--workspace", &format!("{place}:ro"), file.to_str().unwrap(), "x"]).unwrap();
+    let (path, file) = (directory.path().to_str().unwrap(), directory.path().join("a.py"));
+    let plan = plan(&["--workspace", &format!("{path}:ro"), file.to_str().unwrap(), "x"]).unwrap();
     let argv = ["python3", "-u", "/workspace/a.py", "x"].map(str::to_owned).to_vec();
     assert_eq!(plan.request.command(), &Command::Argv(argv));
     let path = directory.path().canonicalize().unwrap();
@@ -50,15 +50,15 @@ fn a_file_of_the_workspace_runs_from_its_place() {
 #[test]
 fn a_relative_file_that_is_not_here_is_found_in_the_workspace() {
     let directory = directory_with(&[("only-in-the-workspace.py", "")]);
-    let place = directory.path().to_str().unwrap();
-    let found = plan(&["--workspace", place, "only-in-the-workspace.py"]).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let found = plan(&["--workspace", path, "only-in-the-workspace.py"]).unwrap();
     let argv = ["python3", "-u", "/workspace/only-in-the-workspace.py"].map(str::to_owned).to_vec();
     assert_eq!(found.request.command(), &Command::Argv(argv));
     std::os::unix::fs::symlink("/etc/passwd", directory.path().join("link-that-leads-out.py")).unwrap();
-    let error = plan(&["--workspace", place, "link-that-leads-out.py"]).unwrap_err();
+    let error = plan(&["--workspace", path, "link-that-leads-out.py"]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PathEscape);
-    let error = plan(&["--workspace", place, "in-neither-place.py"]).unwrap_err();
-    assert_eq!((error.kind(), error.context().next()), (ErrorKind::NotFound, Some(("also looked in", place))));
+    let error = plan(&["--workspace", path, "in-neither-place.py"]).unwrap_err();
+    assert_eq!((error.kind(), error.context().next()), (ErrorKind::NotFound, Some(("also looked in", path))));
 }
 
 #[test]

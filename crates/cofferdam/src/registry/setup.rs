@@ -11,11 +11,11 @@ use super::container::settings as containers;
 #[cfg(not(feature = "container"))]
 use super::unavailable::ignored as containers;
 #[cfg(not(feature = "vm"))]
-use super::unavailable::ignored as machines;
+use super::unavailable::ignored as vms;
 #[cfg(not(feature = "wasm"))]
 use super::unavailable::ignored as wasm;
 #[cfg(feature = "vm")]
-use super::vm::settings as machines;
+use super::vm::settings as vms;
 #[cfg(feature = "wasm")]
 use super::wasm::settings as wasm;
 use super::{ContainerSettings, E2bSettings, MakePolicy, PullPolicy, RemoteSettings, VmSettings, WasmSettings};
@@ -28,7 +28,7 @@ pub struct Setup {
     /// Settings of the container backend.
     pub containers: ContainerSettings,
     /// Settings of the VM backend.
-    pub machines: VmSettings,
+    pub vms: VmSettings,
     /// Settings of the WebAssembly backend, which become attributes of a spec.
     pub wasm: WasmSettings,
     /// Settings of the remote backend.
@@ -94,7 +94,7 @@ impl Setup {
     pub fn from_variables(variables: Variables<'_>) -> Result<Self> {
         Ok(Self {
             containers: ContainerSettings::from_environment(variables)?,
-            machines: VmSettings::from_environment(variables)?,
+            vms: VmSettings::from_environment(variables)?,
             wasm: WasmSettings::from_environment(variables)?,
             remote: RemoteSettings::from_environment(variables)?,
             e2b: E2bSettings::from_environment(variables)?,
@@ -104,11 +104,11 @@ impl Setup {
 
     /// Returns these settings, and those of the next source where this one has none.
     pub fn or(self, next: Self) -> Self {
-        let Self { images, containers, machines, wasm, remote, e2b } = self;
+        let Self { images, containers, vms, wasm, remote, e2b } = self;
         Self {
             images: images.or(next.images),
             containers: containers.or(next.containers),
-            machines: machines.or(next.machines),
+            vms: vms.or(next.vms),
             wasm: wasm.or(next.wasm),
             remote: remote.or(next.remote),
             e2b: e2b.or(next.e2b),
@@ -119,12 +119,7 @@ impl Setup {
 impl From<BackendOptions> for Setup {
     fn from(options: BackendOptions) -> Self {
         let BackendOptions { pull, build, deterministic, fuel } = options;
-        Self {
-            containers: containers(pull),
-            machines: machines(build),
-            wasm: wasm((deterministic, fuel)),
-            ..Self::default()
-        }
+        Self { containers: containers(pull), vms: vms(build), wasm: wasm((deterministic, fuel)), ..Self::default() }
     }
 }
 

@@ -14,11 +14,11 @@ pub(super) static IMPLEMENTATION: Implementation = Implementation {
     is_tried: false,
     // Every qualifier of the table is a VMM.
     qualified: |vmm| Setup {
-        machines: VmSettings { driver: vmm.parse().ok(), ..VmSettings::default() },
+        vms: VmSettings { driver: vmm.parse().ok(), ..VmSettings::default() },
         ..Setup::default()
     },
-    qualifier: |setup| setup.machines.driver.filter(|driver| *driver != Driver::Auto).map(|it| it.as_str().to_owned()),
-    fingerprint: |setup| Some(fingerprint(&setup.machines)),
+    qualifier: |setup| setup.vms.driver.filter(|driver| *driver != Driver::Auto).map(|it| it.as_str().to_owned()),
+    fingerprint: |setup| Some(fingerprint(&setup.vms)),
     ..Implementation::new(create, examine)
 };
 
@@ -29,12 +29,12 @@ pub(super) fn settings(build: Option<MakePolicy>) -> VmSettings {
 
 /// Does not examine the host, which the first sandbox does.
 fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
-    Ok(Arc::new(vms::backend(&creation.setup.machines, creation.progress)?))
+    Ok(Arc::new(vms::backend(&creation.setup.vms, creation.progress)?))
 }
 
 fn examine(setup: &Setup) -> Examination<'_> {
     Box::pin(async move {
-        match vms::config(&setup.machines) {
+        match vms::config(&setup.vms) {
             Ok(config) => cofferdam_vm::doctor(&config).await,
             Err(error) => vec![Finding::missing("configuration", &error)],
         }

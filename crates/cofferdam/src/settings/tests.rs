@@ -187,7 +187,7 @@ fn vm_settings_come_from_options_environment_and_file() {
     ]);
     let set = set.unwrap();
     let file = ConfigFile {
-        machines: VmSettings {
+        vms: VmSettings {
             image: Some("other".to_owned()),
             build: Some(MakePolicy::Missing),
             processors: Some(2),
@@ -199,17 +199,17 @@ fn vm_settings_come_from_options_environment_and_file() {
     };
     let settings = Settings::resolve(&flags("x.py"), &set, &file).unwrap();
     assert_eq!(settings.backend.name, "vm");
-    let machines = settings.setup.machines;
-    assert_eq!((machines.image.as_deref(), machines.build), (Some("mine"), Some(MakePolicy::Missing)));
-    assert_eq!((machines.memory, machines.processors), (Some(Human(ByteSize::from_mebibytes(1024))), Some(2)));
-    assert_eq!((machines.accelerator, machines.images), (Some(Acceleration::Tcg), Some("/images".into())));
-    assert_eq!(machines.jailer, Some(Jailer::At("/opt/jailer".into())));
-    assert_eq!(machines.driver, Some(cofferdam::registry::vms::Driver::Qemu));
+    let vms = settings.setup.vms;
+    assert_eq!((vms.image.as_deref(), vms.build), (Some("mine"), Some(MakePolicy::Missing)));
+    assert_eq!((vms.memory, vms.processors), (Some(Human(ByteSize::from_mebibytes(1024))), Some(2)));
+    assert_eq!((vms.accelerator, vms.images), (Some(Acceleration::Tcg), Some("/images".into())));
+    assert_eq!(vms.jailer, Some(Jailer::At("/opt/jailer".into())));
+    assert_eq!(vms.driver, Some(cofferdam::registry::vms::Driver::Qemu));
     let settings = Settings::resolve(&flags("x.py"), &Environment::default(), &file).unwrap();
-    assert_eq!(settings.setup.machines.jailer, Some(Jailer::Beside));
+    assert_eq!(settings.setup.vms.jailer, Some(Jailer::Beside));
     assert_eq!(Jailer::default(), Jailer::Off);
     let settings = Settings::resolve(&flags("--build never x.py"), &set, &file).unwrap();
-    assert_eq!(settings.setup.machines.build, Some(MakePolicy::Never));
+    assert_eq!(settings.setup.vms.build, Some(MakePolicy::Never));
     for (name, value) in [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "-1"), ("BUILD", "always")] {
         let name = format!("COFFERDAM_VM_{name}");
         let error = environment(&[(&name, value)]).unwrap_err();

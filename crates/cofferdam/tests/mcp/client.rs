@@ -19,34 +19,34 @@ const WEAKER: &str = "memory,cpu,pids,disk";
 
 /// A backend to test.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct Target {
     arguments: Vec<&'static str>,
     variables: Vec<(&'static str, OsString)>,
 }
 
 /// Returns the container backend if the tests have an engine.
-pub fn containers(test: &str) -> Option<Place> {
+pub fn containers(test: &str) -> Option<Target> {
     let Some(socket) = std::env::var_os("COFFERDAM_TEST_DOCKER") else {
         println!("SKIP {test}: COFFERDAM_TEST_DOCKER names no engine");
         return None;
     };
     let mut host = OsString::from("unix://");
     host.push(socket);
-    Some(Place { arguments: vec!["--backend", "docker"], variables: vec![("DOCKER_HOST", host)] })
+    Some(Target { arguments: vec!["--backend", "docker"], variables: vec![("DOCKER_HOST", host)] })
 }
 
 /// Returns the WebAssembly backend if its interpreters are installed for the tests.
-pub fn webassembly(test: &str) -> Option<Place> {
+pub fn webassembly(test: &str) -> Option<Target> {
     let interpreters = std::env::var_os("COFFERDAM_TEST_WASM_CACHE").map(PathBuf::from);
     let Some(cache) = interpreters.as_deref().and_then(Path::parent).and_then(Path::parent) else {
         println!("SKIP {test}: COFFERDAM_TEST_WASM_CACHE names no interpreters for WebAssembly");
         return None;
     };
-    Some(Place { arguments: vec!["--backend", "wasm"], variables: vec![("XDG_CACHE_HOME", cache.into())] })
+    Some(Target { arguments: vec!["--backend", "wasm"], variables: vec![("XDG_CACHE_HOME", cache.into())] })
 }
 
 /// Returns the VM backend if the tests may start VMs.
-pub fn vms(test: &str) -> Option<Place> {
+pub fn vms(test: &str) -> Option<Target> {
     if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
         println!("SKIP {test}: tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1");
         return None;
@@ -66,7 +66,7 @@ pub fn vms(test: &str) -> Option<Place> {
     let build = ["vm", "build-image", "--tiny", "--name", "mcp-tests", "--json"];
     let built = Command::new(cofferdam()).args(build).envs(variables.clone()).output().expect("it runs");
     assert!(built.status.success(), "no image could be made: {}", String::from_utf8_lossy(&built.stderr));
-    Some(Place { arguments: vec!["--backend", "vm", "--memory", "96M"], variables })
+    Some(Target { arguments: vec!["--backend", "vm", "--memory", "96M"], variables })
 }
 
 /// Returns the image directory that tests share, because builds take long and give the same result.
@@ -78,16 +78,16 @@ fn cache() -> PathBuf {
 }
 
 /// Returns the process backend if the tests need no other.
-pub fn processes() -> Place {
-    Place { arguments: vec!["--backend", "process"], variables: Vec::new() }
+pub fn processes() -> Target {
+    Target { arguments: vec!["--backend", "process"], variables: Vec::new() }
 }
 
-impl Place {
+impl Target {
     /// Returns the same backend with another variable.
     pub fn with(&self, name: &'static str, value: &Path) -> Self {
-        let mut place = self.clone();
-        place.variables.push((name, value.into()));
-        place
+        let mut target = self.clone();
+        target.variables.push((name, value.into()));
+        target
     }
 
     pub fn forks_while_programs_run(&self) -> bool {
@@ -106,12 +106,12 @@ pub struct Client {
 
 impl Client {
     /// Starts a server with these additional arguments, and begins a session.
-    pub fn new(place: &Place, arguments: &[&str]) -> Self {
+    pub fn new(target: &Target, arguments: &[&str]) -> Self {
         let mut child = Command::new(cofferdam())
             .args(["mcp", "--allow-weaker", WEAKER])
-            .args(&place.arguments)
+            .args(&target.arguments)
             .args(arguments)
-            .envs(place.variables.clone())
+            .envs(target.variables.clone())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

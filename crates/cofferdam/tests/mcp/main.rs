@@ -114,7 +114,7 @@ fn text(output: &Output) -> String {
 #[test]
 fn the_process_ends_with_its_client_and_leaves_nothing() {
     for by_signal in [false, true] {
-        let mark = if by_signal { "3951.5" } else { "3952.5" };
+        let marker = if by_signal { "3951.5" } else { "3952.5" };
         let mut child = Command::new(cofferdam())
             .arg("mcp")
             .stdin(Stdio::piped())
@@ -125,7 +125,7 @@ fn the_process_ends_with_its_client_and_leaves_nothing() {
         let messages = [
             r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#.to_owned(),
             r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.to_owned(),
-            format!(r#"{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{"name":"run_command","arguments":{{"command":"echo ready; sleep {mark}"}}}}}}"#),
+            format!(r#"{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{"name":"run_command","arguments":{{"command":"echo ready; sleep {marker}"}}}}}}"#),
         ];
         for message in messages {
             writeln!(input, "{message}").expect("written");
@@ -138,14 +138,14 @@ fn the_process_ends_with_its_client_and_leaves_nothing() {
             drop(input);
         }
         assert_eq!(wait(&mut child, Duration::from_secs(10)), Some(0), "by signal: {by_signal}");
-        assert!(!is_running(mark), "{mark} runs still");
+        assert!(!is_running(marker), "{marker} runs still");
     }
 }
 
-fn is_running(mark: &str) -> bool {
+fn is_running(marker: &str) -> bool {
     let entries = std::fs::read_dir("/proc").expect("proc").flatten();
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-    lines.into_iter().any(|line| String::from_utf8_lossy(&line).contains(mark))
+    lines.into_iter().any(|line| String::from_utf8_lossy(&line).contains(marker))
 }
 
 /// Promise (MCP server): Without a token, the server listens on this host only.
@@ -177,16 +177,16 @@ fn the_official_python_sdk_uses_every_tool_in_both_revisions() {
     let Some(clients) = clients("the_official_python_sdk_uses_every_tool_in_both_revisions") else { return };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp/client.py");
     let served = Served::new(Some(TOKEN));
-    for place in [cofferdam(), &served.url] {
+    for server in [cofferdam(), &served.url] {
         let output = Command::new(clients.join("python/bin/python"))
             .args(["-B".as_ref(), script.as_os_str()])
-            .args([place, TOKEN])
+            .args([server, TOKEN])
             .output()
             .expect("Python runs");
-        assert!(output.status.success(), "{place}: {}", text(&output));
-        assert!(text(&output).contains("all went well"), "{place}: {}", text(&output));
+        assert!(output.status.success(), "{server}: {}", text(&output));
+        assert!(text(&output).contains("all went well"), "{server}: {}", text(&output));
         // The SDK prints warnings about unexpected answers, such as 202 for the end of a session.
-        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{place}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{server}");
     }
     served.end();
 }
@@ -200,17 +200,17 @@ fn the_inspector_lists_calls_and_finds_no_fault_with_the_schemas() {
     let authorization = format!("Authorization: Bearer {TOKEN}");
     let by_pipe = vec![cofferdam(), "mcp"];
     let by_http = vec![served.url.as_str(), "--header", authorization.as_str()];
-    for place in [by_pipe, by_http] {
+    for target in [by_pipe, by_http] {
         let inspect = |arguments: &[&str]| {
             let output = node(&clients)
                 .arg(clients.join("node_modules/.bin/mcp-inspector"))
                 .arg("--cli")
-                .args(&place)
+                .args(&target)
                 .args(arguments)
                 .env("HOME", home.path())
                 .output()
                 .expect("the inspector runs");
-            assert!(output.status.success(), "{place:?} {arguments:?}: {}", text(&output));
+            assert!(output.status.success(), "{target:?} {arguments:?}: {}", text(&output));
             let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output)));
             (json, String::from_utf8_lossy(&output.stderr).into_owned())
         };

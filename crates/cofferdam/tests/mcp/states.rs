@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::census::{census, left_behind};
-use crate::client::{Client, Place, containers, processes, until, vms, webassembly};
+use crate::client::{Client, Target, containers, processes, until, vms, webassembly};
 
 /// Timeout for background teardown and for sandboxes of other tests.
 const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(180);
@@ -35,10 +35,10 @@ fn counts(client: &mut Client, sandbox: &Value) -> bool {
     count(client, sandbox) > first
 }
 
-fn states_carry_over(place: &Place, programs: Programs) {
+fn states_carry_over(target: &Target, programs: Programs) {
     let _turn = TURN.lock();
     let before = census();
-    let mut client = Client::new(place, &["--sandboxes-of-client", "8"]);
+    let mut client = Client::new(target, &["--sandboxes-of-client", "8"]);
     let first = client.makes("create_sandbox", json!({"limits": {"timeout_seconds": 50}}));
     client.prints(&first, COUNTING);
     let snapshot = client.works("snapshot_sandbox", json!({"sandbox": first}))["snapshot"].clone();
@@ -84,16 +84,16 @@ fn states_carry_over(place: &Place, programs: Programs) {
 /// Promise (MCP server): A restored or forked container has the files of its source.
 #[test]
 fn states_of_containers_carry_over() {
-    if let Some(place) = containers("states_of_containers_carry_over") {
-        states_carry_over(&place, Programs::End);
+    if let Some(target) = containers("states_of_containers_carry_over") {
+        states_carry_over(&target, Programs::End);
     }
 }
 
 /// Promise (MCP server): A restored or forked VM has the files and the running programs of its source.
 #[test]
 fn vm_state_carries_over_with_running_programs() {
-    if let Some(place) = vms("vm_state_carries_over_with_running_programs") {
-        states_carry_over(&place, Programs::GoOn);
+    if let Some(target) = vms("vm_state_carries_over_with_running_programs") {
+        states_carry_over(&target, Programs::GoOn);
     }
 }
 
@@ -110,10 +110,10 @@ fn fork_of_a_process_sandbox_names_backends_that_can() {
 }
 
 /// Tests that variables survive, and that an error in one session is reported and affects no other.
-fn sessions_live(place: &Place) {
+fn sessions_live(target: &Target) {
     let _turn = TURN.lock();
     let before = census();
-    let mut client = Client::new(place, &[]);
+    let mut client = Client::new(target, &[]);
     let sandbox = client.makes("create_sandbox", json!({}));
     let call = |session: &str, language: &str, code: &str, time: u64| json!({"sandbox": sandbox, "session": session, "language": language, "code": code, "timeout_seconds": time});
     client.works("run_code", call("a", "python", "x = 41", 30));
@@ -137,11 +137,11 @@ fn sessions_live(place: &Place) {
     // A fork, if supported beside a running interpreter, has the files, but separate interpreters.
     let fork = client.begin("fork_sandbox", json!({"sandbox": sandbox}));
     let fork = client.result(fork)["structuredContent"]["sandbox"].clone();
-    assert_eq!(fork.is_null(), !place.forks_while_programs_run());
+    assert_eq!(fork.is_null(), !target.forks_while_programs_run());
     if !fork.is_null() {
-        let mut there = call("a", "python", "'x' in globals()", 30);
-        there["sandbox"] = fork;
-        let fresh = client.works("run_code", there);
+        let mut request = call("a", "python", "'x' in globals()", 30);
+        request["sandbox"] = fork;
+        let fresh = client.works("run_code", request);
         assert_eq!(
             (&fresh["results"][0]["data"]["text/plain"], &fresh["session"]["calls"]),
             (&json!("False"), &json!(1))
@@ -164,32 +164,32 @@ fn sessions_live_in_processes() {
 /// Promise (MCP server): Code sessions work in WebAssembly.
 #[test]
 fn sessions_live_in_webassembly() {
-    if let Some(place) = webassembly("sessions_live_in_webassembly") {
-        sessions_live(&place);
+    if let Some(target) = webassembly("sessions_live_in_webassembly") {
+        sessions_live(&target);
     }
 }
 
 /// Promise (MCP server): Code sessions work in containers.
 #[test]
 fn sessions_live_in_containers() {
-    if let Some(place) = containers("sessions_live_in_containers") {
-        sessions_live(&place);
+    if let Some(target) = containers("sessions_live_in_containers") {
+        sessions_live(&target);
     }
 }
 
 /// Promise (MCP server): Code sessions work in VMs.
 #[test]
 fn sessions_work_in_vms() {
-    if let Some(place) = vms("sessions_work_in_vms") {
-        sessions_live(&place);
+    if let Some(target) = vms("sessions_work_in_vms") {
+        sessions_live(&target);
     }
 }
 
 /// Tests that calls wait during a snapshot, and that cancelled calls and a killed server leave nothing.
-fn hostile_clients_leave_nothing(place: &Place) {
+fn hostile_clients_leave_nothing(target: &Target) {
     let _turn = TURN.lock();
     let before = census();
-    let mut client = Client::new(place, &[]);
+    let mut client = Client::new(target, &[]);
     let sandbox = client.makes("create_sandbox", json!({}));
     client.prints(&sandbox, "echo x > f");
     for round in 0..3_u64 {
@@ -202,7 +202,7 @@ fn hostile_clients_leave_nothing(place: &Place) {
         }
     }
     // All reservations are released in the end, except those of completed calls.
-    until("places are free", Duration::from_secs(60), || {
+    until("slots are free", Duration::from_secs(60), || {
         let id = client.begin("fork_sandbox", json!({"sandbox": sandbox}));
         let result = client.result(id);
         let Some(fork) = result["structuredContent"]["sandbox"].as_str() else { return false };
@@ -229,7 +229,7 @@ fn hostile_clients_leave_nothing(place: &Place) {
     std::thread::sleep(Duration::from_millis(200));
     client.kill();
     // The next server removes the rest of a killed one.
-    let mut next = Client::new(place, &[]);
+    let mut next = Client::new(target, &[]);
     next.makes("create_sandbox", json!({}));
     next.end();
     let left = left_behind(&before, TEARDOWN_TIMEOUT);
@@ -239,15 +239,15 @@ fn hostile_clients_leave_nothing(place: &Place) {
 /// Promise (MCP server): Calls during the copy of a container wait, and a cancel or a killed server leaves nothing.
 #[test]
 fn a_hostile_client_of_containers_leaves_nothing() {
-    if let Some(place) = containers("a_hostile_client_of_containers_leaves_nothing") {
-        hostile_clients_leave_nothing(&place);
+    if let Some(target) = containers("a_hostile_client_of_containers_leaves_nothing") {
+        hostile_clients_leave_nothing(&target);
     }
 }
 
 /// Promise (MCP server): Calls during the copy of a VM wait, and a cancel or a killed server leaves nothing.
 #[test]
 fn hostile_client_of_vms_leaves_nothing() {
-    if let Some(place) = vms("hostile_client_of_vms_leaves_nothing") {
-        hostile_clients_leave_nothing(&place);
+    if let Some(target) = vms("hostile_client_of_vms_leaves_nothing") {
+        hostile_clients_leave_nothing(&target);
     }
 }

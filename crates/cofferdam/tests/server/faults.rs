@@ -121,8 +121,8 @@ fn a_full_disk_stops_no_server() {
     until("the usage meanwhile is lost", || execs(&server) == 1);
     let listed = json(&server.ask(&["snapshot", "ls", "--json"]));
     assert_eq!(listed["snapshots"].as_array().unwrap().len(), 1, "{listed}");
-    let kept: Vec<_> = std::fs::read_dir(disk.join("snapshots")).unwrap().flatten().map(|file| file.path()).collect();
-    assert_eq!(kept.len(), 1, "{kept:?}");
+    let files: Vec<_> = std::fs::read_dir(disk.join("snapshots")).unwrap().flatten().map(|file| file.path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
     server.ask(&["create", "--name", "copy", "--snapshot", "first"]);
     server.ask(&["cp", "copy:d/f", "copied"]);
     assert_eq!(std::fs::read_to_string(server.state.path().join("copied")).unwrap(), content);
@@ -165,8 +165,8 @@ fn exhausted_descriptors_stop_no_server() {
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", pid(&server))).unwrap().count();
     let processes = || descendants(pid(&server)).len();
     let (before, below) = (descriptors(), processes());
-    let most = Some((before + SPARE) as u64);
-    prlimit(Some(server.pid()), Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
+    let max = Some((before + SPARE) as u64);
+    prlimit(Some(server.pid()), Resource::Nofile, Rlimit { current: max, maximum: max }).unwrap();
 
     let connect = |_| TcpStream::connect(&address).unwrap();
     let many: Vec<_> = (0..2 * SPARE).map(connect).collect();

@@ -96,6 +96,42 @@ fn a_cut_connection_is_made_again() {
     assert_eq!(server.stop(), Some(0));
 }
 
+/// Promise (Server): `exec` and `attach` print what the network policy refused while the command ran, as `run` does.
+#[cfg(feature = "net")]
+#[test]
+fn exec_prints_refusals_of_the_network_policy() {
+    let server = Server::start(&["--allow-network"]);
+    server.ask(&["create", "--name", "box", "--net", "allowed.example:80"]);
+    let refused = |name: &str| {
+        format!(
+            "cofferdam: network: refused the look-up of {name}: the policy does not list it; --net {name}:PORT would \
+             allow it"
+        )
+    };
+    let mut run = program(server.state.path());
+    run.args(["run", "--allow-weaker", WEAKER, "--net", "allowed.example:80"]);
+    run.args(["--", "getent", "ahostsv4", "zero.example"]);
+    let (code, _, of_run) = outcome(&mut run);
+    assert!(code == 2 && of_run.contains(&refused("zero.example")), "{code} {of_run}");
+    for name in ["one.example", "two.example"] {
+        let (code, stdout, stderr) = outcome(&mut server.client(&["exec", "box", "--", "getent", "ahostsv4", name]));
+        assert_eq!((code, stdout.as_str(), stderr), (2, "", of_run.replace("zero.example", name)));
+    }
+    // Nothing is refused.
+    server.ask(&["exec", "box", "--", "true"]);
+    let (code, stdout, stderr) =
+        outcome(&mut server.client(&["exec", "--json", "box", "--", "getent", "ahostsv4", "three.example"]));
+    let denials = &json(&stdout)["network_denials"];
+    assert!(denials[0].as_str().is_some_and(|denial| refused("three.example").contains(denial)), "{stdout}");
+    assert_eq!((code, stderr.as_str(), denials[1].is_null()), (2, "", true), "{stdout}");
+    let script = "echo on; sleep 1; getent ahostsv4 four.example";
+    server.ask(&["exec", "--detach", "box", "--", "sh", "-c", script]);
+    let (code, stdout, stderr) = outcome(&mut server.client(&["attach", "box"]));
+    assert_eq!((code, stdout.as_str()), (2, "on\n"), "{stderr}");
+    assert!(stderr.contains(&refused("four.example")), "{stderr}");
+    assert_eq!(server.stop(), Some(0));
+}
+
 /// Promise (Server): `exec -it` gives a terminal with the client's size and keys, which survives a cut connection and can
 /// be left with Ctrl-] while its command runs on.
 #[test]
@@ -224,8 +260,8 @@ fn snapshots_are_taken_moved_and_restored() {
 #[test]
 fn volumes_of_a_server_are_used() {
     let server = Server::start(&["--disk", "none"]);
-    let made = json(&server.ask(&["volume", "create", "data", "--size", "none", "--on-server", "--json"]));
-    assert_eq!((&made["name"], &made["size"]), (&"data".into(), &serde_json::Value::Null));
+    let created = json(&server.ask(&["volume", "create", "data", "--size", "none", "--on-server", "--json"]));
+    assert_eq!((&created["name"], &created["size"]), (&"data".into(), &serde_json::Value::Null));
     server.ask(&["create", "--name", "a", "--volume", "data:/data"]);
     server.ask(&["exec", "a", "--", "sh", "-c", "echo kept > /data/x"]);
     let (code, _, stderr) = outcome(&mut server.client(&["volume", "rm", "data", "--server", &server.url]));

@@ -138,12 +138,12 @@ impl Traffic {
                 let mut sent = 0;
                 while !stop.load(Ordering::SeqCst) {
                     let mut answer = String::new();
-                    let asked = UnixStream::connect(&path).and_then(|mut stream| {
+                    let answered = UnixStream::connect(&path).and_then(|mut stream| {
                         stream.write_all(request.as_bytes())?;
                         stream.read_to_string(&mut answer)
                     });
-                    if asked.is_err() || !answer.starts_with("HTTP/1.1 200") {
-                        eprintln!("{asked:?}: {answer}");
+                    if answered.is_err() || !answer.starts_with("HTTP/1.1 200") {
+                        eprintln!("{answered:?}: {answer}");
                         failed.fetch_add(1, Ordering::SeqCst);
                     }
                     sent += 1;
@@ -257,8 +257,8 @@ fn a_broken_version_does_not_take_over() {
 #[test]
 fn an_upgrade_follows_a_changed_symbolic_link() {
     let state = tempfile::tempdir().unwrap();
-    let place = |name: &str| state.path().join(name);
-    let (link, own, other, next) = (place("cofferdam-bin"), place("version-1"), place("version-2"), place("next"));
+    let path = |name: &str| state.path().join(name);
+    let (link, own, other, next) = (path("cofferdam-bin"), path("version-1"), path("version-2"), path("next"));
     install_program(&own);
     write_script(&other, &format!("#!/bin/sh\necho version two >&2\nexec {} \"$@\"\n", own.display()));
     std::os::unix::fs::symlink(&own, &link).unwrap();

@@ -1,16 +1,17 @@
-//! Copy-on-write workspaces by copy, on every backend of this host without an overlay.
+//! Copy-on-write workspaces: by copy, on every backend of this host without an overlay, and owners of files in overlays.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
 use cofferdam::engine::PoolConfig;
 use cofferdam::{
-    Backend, ByteSize, ErrorKind, Limits, NewEntry, Protection, Sandbox, SandboxPath, Spec, Workspace, registry,
+    Access, Backend, ByteSize, ErrorKind, ExecRequest, Limits, NewEntry, Protection, Sandbox, SandboxPath, Spec,
+    Workspace, registry,
 };
 use cofferdam_changes::sandbox::received;
 use cofferdam_changes::{ApplyOptions, Bounds, ChangeSet, apply};
@@ -226,5 +227,48 @@ fn a_copy_is_not_taken_from_a_pool() {
         assert_eq!((claims.warm, claims.cold_unfit), (0, 1), "{claims:?}");
         sandbox.close().await.expect("closed");
         pooled.pool().shutdown(std::time::Duration::from_secs(10)).await.expect("shut down");
+    });
+}
+
+/// Promise (Files): As root, the owner of each mounted host directory appears as the sandbox's user, and new files belong
+/// to that owner, also in sandboxes whose namespaces were prepared (K4).
+#[test]
+fn owners_appear_as_the_user_of_the_sandbox() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP owners_appear_as_the_user_of_the_sandbox: only root creates files of other users");
+        return;
+    }
+    block_on(async {
+        let backend = registry::backend("process").expect("built in");
+        let directories = [0, 4321].map(|owner| {
+            let directory = project();
+            for entry in [".", "same", "tree"] {
+                std::os::unix::fs::chown(directory.path().join(entry), Some(owner), Some(owner)).expect("owned");
+            }
+            (owner, directory)
+        });
+        // More than the prepared namespaces, so that those are used that were prepared after the first one.
+        for round in 0..12 {
+            let (owner, directory) = &directories[round % 2];
+            let path = directory.path().to_owned();
+            let is_copy = round % 3 == 0;
+            let workspace = match is_copy {
+                true => Workspace::CopyOnWrite { path },
+                false => Workspace::HostDir { path, access: Access::ReadWrite },
+            };
+            let limits = Limits { disk: None, ..Limits::default() };
+            let spec = Spec::builder().workspace(workspace).limits(limits).allow_weaker(Protection::Disk);
+            let sandbox = backend.create(spec.build().expect("valid")).await.expect("a sandbox");
+            let script = "stat -c %u . same tree; id -u; touch new; stat -c %u new";
+            let request = ExecRequest::argv(["sh", "-c", script]).build().expect("valid");
+            let completed = sandbox.exec(request).await.expect("it runs");
+            let output = String::from_utf8_lossy(&completed.stdout);
+            let users: Vec<&str> = output.lines().collect();
+            assert!(users.len() == 5 && users.iter().all(|user| user == &users[0]), "{round}: {completed:?}");
+            let new = fs::metadata(directory.path().join("new"));
+            assert_eq!(new.ok().map(|new| new.uid()), (!is_copy).then_some(*owner), "{round}");
+            let _ = fs::remove_file(directory.path().join("new"));
+            sandbox.close().await.expect("closed");
+        }
     });
 }

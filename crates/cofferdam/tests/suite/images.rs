@@ -16,7 +16,7 @@ use cofferdam_process::{ImageStore, Images, ProcessBackend, ProcessConfig, RootI
 /// A store with one image in directories of the test.
 #[derive(Debug)]
 pub struct Fixed {
-    place: tempfile::TempDir,
+    directory: tempfile::TempDir,
     count: usize,
     pub user: Option<(u32, u32)>,
 }
@@ -41,9 +41,9 @@ impl ImageStore for Fixed {
 impl Fixed {
     /// Creates an image with these programs of the host in its lowest layer.
     pub fn with_programs(programs: &[&str], count: usize) -> Self {
-        let place = tempfile::tempdir().expect("a directory");
-        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("set");
-        let fixed = Self { place, count, user: None };
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("set");
+        let fixed = Self { directory, count, user: None };
         for index in 0..count {
             fs::create_dir(fixed.layer(index)).expect("created");
             fs::set_permissions(fixed.layer(index), fs::Permissions::from_mode(0o755)).expect("set");
@@ -61,7 +61,7 @@ impl Fixed {
     }
 
     fn layer(&self, index: usize) -> PathBuf {
-        self.place.path().join(index.to_string())
+        self.directory.path().join(index.to_string())
     }
 
     fn put(&self, layer: usize, name: &str, contents: &[u8]) {

@@ -70,12 +70,12 @@ fn python(code: &'static str) -> ExecRequest {
 async fn warm_interpreter_is_used_once_and_replaced() {
     let fixture = keep(InterpreterConfig::python(), InterpreterTimes::default());
     let tenant = TenantId::new("acme").expect("valid");
-    let asked = spec().tenant(tenant.clone()).label("job", "7").build().expect("valid");
+    let requested = spec().tenant(tenant.clone()).label("job", "7").build().expect("valid");
     let mut seen = Vec::new();
     for _ in 0..3 {
         fixture.until(|metrics| metrics.waiting == 1).await;
         let taken =
-            fixture.interpreters.take(&asked, &python("import os; print(os.urandom(8).hex())")).expect("it waits");
+            fixture.interpreters.take(&requested, &python("import os; print(os.urandom(8).hex())")).expect("it waits");
         let (handle, sandbox) = taken.start().await.expect("it starts");
         assert_eq!((sandbox.spec().tenant(), sandbox.spec().limits().pids), (&tenant, Some(256)));
         assert_eq!(sandbox.spec().labels().len(), 1);
@@ -100,10 +100,10 @@ async fn incompatible_request_starts_cold() {
     let memory = Limits { memory: Some(ByteSize::from_mebibytes(64)), ..Limits::default() };
     let strict = Spec::default();
     let request = python("print(1)");
-    for asked in
+    for requested in
         [spec().workspace(mounted).build().expect("valid"), spec().limits(memory).build().expect("valid"), strict]
     {
-        assert!(fixture.interpreters.take(&asked, &request).is_none(), "{asked:?}");
+        assert!(fixture.interpreters.take(&requested, &request).is_none(), "{requested:?}");
     }
     for request in [
         request.to_builder().env("PYTHONHASHSEED", "1").build().expect("valid"),
@@ -131,7 +131,7 @@ async fn the_old_and_the_dead_are_replaced() {
     let check_every = Duration::from_millis(50);
     let old = InterpreterTimes { max_age: Duration::from_millis(300), check_every, ..InterpreterTimes::default() };
     let fixture = keep(InterpreterConfig::python(), old);
-    fixture.until(|metrics| metrics.expired >= 2 && metrics.made >= 2).await;
+    fixture.until(|metrics| metrics.expired >= 2 && metrics.created >= 2).await;
     fixture.end().await;
     let mortal = InterpreterConfig {
         warm_limit: Duration::from_secs(3),
@@ -139,7 +139,7 @@ async fn the_old_and_the_dead_are_replaced() {
         ..InterpreterConfig::python()
     };
     let fixture = keep(mortal, InterpreterTimes { check_every, ..InterpreterTimes::default() });
-    fixture.until(|metrics| metrics.died >= 1 && metrics.made >= 2 && metrics.waiting == 1).await;
+    fixture.until(|metrics| metrics.died >= 1 && metrics.created >= 2 && metrics.waiting == 1).await;
     fixture.end().await;
 }
 

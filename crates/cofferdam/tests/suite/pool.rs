@@ -154,7 +154,7 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
         let tenant = TenantId::new(format!("tenant-{tenant}")).expect("valid");
         base.to_builder().tenant(tenant).build().expect("valid")
     };
-    let mut given = std::collections::BTreeSet::new();
+    let mut seen = std::collections::BTreeSet::new();
     for round in 0..4 {
         refilled(&pooled, true).await;
         // Prepared containers are compatible only with their own tenant.
@@ -162,7 +162,7 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
         let [one, other] = leases;
         let (one, other) = tokio::join!(one, other);
         for lease in [one.expect("a sandbox"), other.expect("a sandbox")] {
-            assert!(given.insert(lease.id().to_string()), "{} was given twice", lease.id());
+            assert!(seen.insert(lease.id().to_string()), "{} was given twice", lease.id());
             let probe = lease.exec(ExecRequest::shell(PROBE).build().expect("valid")).await.expect("it runs");
             assert_eq!(String::from_utf8_lossy(&probe.stdout), "", "of another tenant");
             let leave = ExecRequest::shell(LEAVE).env("OF_A_TENANT", "secret").build().expect("valid");
@@ -248,12 +248,12 @@ fn pooled_vms_serve_one_lease_and_snapshots_one_tenant() {
         return;
     }
     leaving_nothing(async {
-        let machines = VmSettings {
+        let vms = VmSettings {
             images: Some(cache().join("vm")),
             image: Some("cli-tests".to_owned()),
             ..VmSettings::default()
         };
-        let setup = Setup { machines, ..Setup::default() };
+        let setup = Setup { vms, ..Setup::default() };
         let backend = registry::backend_with("vm", &setup).expect("the backend is built in");
         let config = PoolConfig { min_warm: 2, max: 4, ..PoolConfig::default() };
         let pooled = PooledBackend::new(backend, Spec::default(), config).expect("a pool");

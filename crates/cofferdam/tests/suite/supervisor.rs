@@ -250,7 +250,7 @@ fn output_costs_the_supervisor_a_small_multiple_of_its_limit() {
     let large = "import os\nfor _ in range(768): os.write(1, b'\\x01' * 65536)";
     // Writes single bytes to both streams alternately.
     let small = "import os\nfor _ in range(400000): os.write(1, b'o'); os.write(2, b'e')";
-    for (form, most, script) in [
+    for (form, max, script) in [
         ("--json", 5 * 48 * MIB, large),
         ("--json", 96 * MIB, small),
         // Live output waits in the supervisor for a slow reader.
@@ -259,6 +259,6 @@ fn output_costs_the_supervisor_a_small_multiple_of_its_limit() {
         ("--events", 96 * MIB, small),
     ] {
         let peak = supervisors_peak(form, "48M", script);
-        assert!(peak < most + 64 * MIB, "{} MiB with {form} for {script}", peak / MIB);
+        assert!(peak < max + 64 * MIB, "{} MiB with {form} for {script}", peak / MIB);
     }
 }

@@ -15,7 +15,7 @@ const READ_TIMEOUT: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 /// A pseudo-terminal: the end of the user's screen and keyboard, and the end of the programs.
 pub struct Terminal {
     pub screen: File,
-    inside: File,
+    pub inside: File,
 }
 
 impl Terminal {

@@ -81,7 +81,7 @@ async fn a_flood_of_directories_and_changes_is_bounded() {
     let interpreter = ["python3", "-I", "-S"].map(str::to_owned).into();
     let script = Script { interpreter, name: "flood.py".to_owned(), contents: HOSTILE.into(), args: Vec::new() };
     let running = sandbox.exec(ExecRequest::builder(Command::Script(script)).build().expect("valid"));
-    let (mut overflows, mut received, mut most) = (0, 0, 0);
+    let (mut overflows, mut received, mut peak) = (0, 0, 0);
     tokio::pin!(running);
     let done = loop {
         tokio::select! {
@@ -91,17 +91,17 @@ async fn a_flood_of_directories_and_changes_is_bounded() {
                 overflows += usize::from(event == WatchEvent::Overflow);
                 received += 1;
                 if received % 100 == 1 {
-                    most = most.max(watches());
+                    peak = peak.max(watches());
                 }
             }
         }
     };
     assert_eq!(done.stdout, "done\n", "{done:?}");
-    most = most.max(watches());
-    assert!(most <= MAX_WATCHED_DIRECTORIES, "{most} watches");
+    peak = peak.max(watches());
+    assert!(peak <= MAX_WATCHED_DIRECTORIES, "{peak} watches");
     // On a busy host the guest does not get as far as the bound in its time.
-    let is_flooded = overflows > 0 || most < MAX_WATCHED_DIRECTORIES;
-    assert!(most > 100 && is_flooded, "{most} watches, {overflows} overflows, {received} events");
+    let is_flooded = overflows > 0 || peak < MAX_WATCHED_DIRECTORIES;
+    assert!(peak > 100 && is_flooded, "{peak} watches, {overflows} overflows, {received} events");
     // After the last overflow, everything is watched again.
     let deadline = Instant::now() + Duration::from_secs(60);
     for number in 0.. {

@@ -58,8 +58,8 @@ impl Faults {
 
     fn take(&self, path: &str) -> Option<Fault> {
         let mut waiting = self.waiting.lock();
-        let place = waiting.iter().position(|(part, _)| path.contains(part))?;
-        Some(waiting.remove(place).1)
+        let index = waiting.iter().position(|(part, _)| path.contains(part))?;
+        Some(waiting.remove(index).1)
     }
 }
 

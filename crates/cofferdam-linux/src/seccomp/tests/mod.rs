@@ -68,8 +68,8 @@ fn number(arch: Arch, name: &str) -> Option<u32> {
     arch.table().find(|(_, known)| *known == Some(name)).map(|(number, _)| number)
 }
 
-fn arguments(given: &[u64]) -> [u64; 6] {
+fn arguments(values: &[u64]) -> [u64; 6] {
     let mut all = [0; 6];
-    all[..given.len()].copy_from_slice(given);
+    all[..values.len()].copy_from_slice(values);
     all
 }

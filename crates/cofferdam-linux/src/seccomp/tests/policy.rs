@@ -5,18 +5,18 @@ use super::{
 };
 
 /// Returns the verdict on a call, on each architecture that has it. At least one must.
-fn check(options: &Options, name: &str, given: &[u64], expected: u32) {
+fn check(options: &Options, name: &str, values: &[u64], expected: u32) {
     let numbers = Arch::ALL.map(|arch| (arch, number(arch, name)));
     assert!(numbers.iter().any(|(_, number)| number.is_some()), "{name} is no system call");
     for (arch, number) in numbers {
         let Some(number) = number else { continue };
-        let verdict = run(&compile(arch, options), &Call::new(arch, number, arguments(given)));
-        assert_eq!(verdict, expected, "{arch:?} {name}{given:x?} {options:?}");
+        let verdict = run(&compile(arch, options), &Call::new(arch, number, arguments(values)));
+        assert_eq!(verdict, expected, "{arch:?} {name}{values:x?} {options:?}");
     }
 }
 
-fn default(name: &str, given: &[u64], expected: u32) {
-    check(&Options::default(), name, given, expected);
+fn default(name: &str, values: &[u64], expected: u32) {
+    check(&Options::default(), name, values, expected);
 }
 
 #[test]
@@ -173,14 +173,14 @@ const WITH_MODE: [(&str, usize, [u64; 4]); 12] = [
 
 #[test]
 fn set_id_bits_are_refused_wherever_a_mode_is_given() {
-    for (name, position, mut given) in WITH_MODE {
+    for (name, position, mut values) in WITH_MODE {
         for mode in [0o4755, 0o2755, 0o6777, 0o4000, 0xdead_0000_0000 | 0o4755] {
-            given[position] = mode;
-            default(name, &given, EPERM);
+            values[position] = mode;
+            default(name, &values, EPERM);
         }
         for mode in [0o755, 0o644, 0, 0o1777] {
-            given[position] = mode;
-            default(name, &given, ALLOW);
+            values[position] = mode;
+            default(name, &values, ALLOW);
         }
     }
 }
@@ -475,13 +475,13 @@ fn kernel_memory_outside_every_limit_is_refused() {
     for (level, option) in [(1, 2), (1, 7), (1, 20), (6, 1), (6, 42), (41, 26), (0, 1), (17, 103)] {
         default("setsockopt", &[3, level, option], ALLOW);
     }
-    for (name, given) in [
+    for (name, values) in [
         ("sendto", [3, 0, 0, 0x8000, 0, 0]),
         ("sendmmsg", [3, 0, 0, 0xc000, 0, 0]),
         ("sendmsg", [3, 0, 0x8040, 0, 0, 0]),
         ("splice", [3, 0, 4, 0, 64, 5]),
     ] {
-        default(name, &given, EINVAL);
+        default(name, &values, EINVAL);
         default(name, &[3, 0, 0x4000, 0x4000, 64, 1], ALLOW);
     }
     // A thread without CLONE_FILES would have descriptors that no listing of its process shows.
@@ -501,9 +501,9 @@ fn a_process_among_others_reaches_itself_only() {
     for arch in Arch::ALL {
         let mut program = compile_lone(arch);
         program.belongs_to(4711);
-        let verdict = |name: &str, given: &[u64]| {
+        let verdict = |name: &str, values: &[u64]| {
             let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
-            run(&program, &Call::new(arch, number, arguments(given)))
+            run(&program, &Call::new(arch, number, arguments(values)))
         };
         // Calls that a program needs are allowed, as for guests.
         for name in

@@ -10,9 +10,9 @@ fn calls_in_a_quota_notify_and_refusals_stay() {
     for arch in Arch::ALL {
         let (early, late) = compile_stages(arch, &options);
         interpreter::verify(&late);
-        let verdicts = |name: &str, given: &[u64]| {
+        let verdicts = |name: &str, values: &[u64]| {
             let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
-            let call = Call::new(arch, number, arguments(given));
+            let call = Call::new(arch, number, arguments(values));
             (run(&early, &call), run(&late, &call))
         };
         // F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, and one with a high bit that the kernel drops.
@@ -60,9 +60,9 @@ fn notifications_of_processes_leave_out_threads_and_the_init() {
     for arch in Arch::ALL {
         let (early, late) = compile_stages(arch, &options);
         interpreter::verify(&late);
-        let verdicts = |name: &str, given: &[u64]| {
+        let verdicts = |name: &str, values: &[u64]| {
             let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
-            let call = Call::new(arch, number, arguments(given));
+            let call = Call::new(arch, number, arguments(values));
             (run(&early, &call), run(&late, &call))
         };
         assert_eq!(verdicts("clone", &[17]), (ALLOW, NOTIFY));

@@ -7,7 +7,7 @@ use tar::{EntryType, Header};
 
 use super::super::archive::{BLOCK, INDEX, SIGNATURE, Signature, header, plain_header};
 use super::super::{Contents, Entry, Index, PACKAGE_FORMAT, Package, PackageError, SigningKey, Verdict, index};
-use super::{MANIFEST, Place, opened};
+use super::{Fixture, MANIFEST, opened};
 
 fn verdict(bytes: &[u8]) -> (Verdict, String) {
     match opened(bytes) {
@@ -79,8 +79,8 @@ fn file(text: &str) -> Contents {
 
 #[test]
 fn a_forged_package_that_matches_its_index_is_accepted() {
-    let place = Place::new();
-    let forge = Forge::new(&place.key).changed(|_| {});
+    let fixture = Fixture::new();
+    let forge = Forge::new(&fixture.key).changed(|_| {});
     assert_eq!(opened(&forge.bytes()).unwrap().index(), &forge.index);
 }
 
@@ -88,8 +88,8 @@ fn a_forged_package_that_matches_its_index_is_accepted() {
 /// refused.
 #[test]
 fn members_that_are_not_those_of_the_index_are_refused() {
-    let place = Place::new();
-    let new = || Forge::new(&place.key);
+    let fixture = Fixture::new();
+    let new = || Forge::new(&fixture.key);
     let kinds = [
         (EntryType::Symlink, "a symbolic link"),
         (EntryType::Link, "a hard link"),
@@ -135,13 +135,13 @@ fn members_that_are_not_those_of_the_index_are_refused() {
 
 #[test]
 fn contents_that_are_not_those_of_the_index_are_refused() {
-    let place = Place::new();
-    let mut forge = Forge::new(&place.key);
+    let fixture = Fixture::new();
+    let mut forge = Forge::new(&fixture.key);
     forge.list("f", file("text"));
     let header = forge.header_of(1);
     forge.member(&header, b"tex!");
     assert_eq!(verdict(&forge.bytes()).0, Verdict::BadDigest);
-    let mut padded = Forge::new(&place.key).changed(|_| {});
+    let mut padded = Forge::new(&fixture.key).changed(|_| {});
     *padded.tar.last_mut().unwrap() = 1;
     assert_eq!(verdict(&padded.bytes()).0, Verdict::BadMember);
 }
@@ -149,9 +149,9 @@ fn contents_that_are_not_those_of_the_index_are_refused() {
 /// Promise (Plugins): A signed package whose paths or links lead out of it is refused.
 #[test]
 fn an_index_with_unsafe_paths_or_sizes_is_refused_though_it_is_signed() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     let with = |path: &str, contents: Contents| {
-        let mut forge = Forge::new(&place.key);
+        let mut forge = Forge::new(&fixture.key);
         forge.list(path, contents);
         verdict(&forge.bytes()).0
     };
@@ -163,21 +163,21 @@ fn an_index_with_unsafe_paths_or_sizes_is_refused_though_it_is_signed() {
     }
     let huge = Contents::File { size: u64::MAX, sha256: sha256::of(""), executable: false };
     assert_eq!(with("huge", huge), Verdict::TooLarge);
-    let mut forge = Forge::new(&place.key);
+    let mut forge = Forge::new(&fixture.key);
     forge.index.manifest.text.push_str("description = \"another\"\n");
     assert_eq!(verdict(&forge.bytes()).0, Verdict::BadManifest);
-    let mut forge = Forge::new(&place.key);
+    let mut forge = Forge::new(&fixture.key);
     forge.index.format = 2;
     assert_eq!(verdict(&forge.bytes()).0, Verdict::UnknownFormat);
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
-    assert_eq!(verdict(&Forge::new(&place.key).bytes_with(&deep, &[])).0, Verdict::BadIndex);
+    assert_eq!(verdict(&Forge::new(&fixture.key).bytes_with(&deep, &[])).0, Verdict::BadIndex);
 }
 
 /// Promise (Plugins): A package that was changed after it was signed is refused.
 #[test]
 fn a_changed_index_or_signature_is_refused() {
-    let place = Place::new();
-    let forge = Forge::new(&place.key);
+    let fixture = Fixture::new();
+    let forge = Forge::new(&fixture.key);
     let tar = zstd::decode_all(&*forge.bytes()).unwrap();
     let changed = |from: &str, to: &str| {
         assert_eq!(from.len(), to.len());
@@ -187,8 +187,8 @@ fn a_changed_index_or_signature_is_refused() {
         verdict(&zstd::encode_all(&*tar, 3).unwrap()).0
     };
     assert_eq!(changed("python", "comman"), Verdict::BadSignature);
-    let key = place.key.public().to_hex();
-    assert_eq!(changed(&key, &place.other_key().public().to_hex()), Verdict::BadSignature);
+    let key = fixture.key.public().to_hex();
+    assert_eq!(changed(&key, &fixture.other_key().public().to_hex()), Verdict::BadSignature);
     assert_eq!(changed(&key, &"0".repeat(64)), Verdict::BadSignature);
     assert_eq!(changed(&key, &"x".repeat(64)), Verdict::BadSignature);
 }
@@ -196,8 +196,8 @@ fn a_changed_index_or_signature_is_refused() {
 /// Promise (Plugins): A truncated or extended package is refused.
 #[test]
 fn truncated_extended_and_other_files_are_refused() {
-    let place = Place::new();
-    let forge = Forge::new(&place.key).changed(|_| {});
+    let fixture = Fixture::new();
+    let forge = Forge::new(&fixture.key).changed(|_| {});
     let (bytes, index) = (forge.bytes(), serde_json::to_vec(&forge.index).unwrap());
     for length in (1..bytes.len()).step_by(7) {
         let (found, _) = verdict(&bytes[..length]);
@@ -216,7 +216,7 @@ fn truncated_extended_and_other_files_are_refused() {
 /// Promise (Plugins): A package that unpacks to more than its limits is refused.
 #[test]
 fn bombs_are_refused_before_they_are_unpacked() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     // A header that announces a terabyte, and a gigabyte of zeros that compresses to nothing.
     let bomb = |size: u64| {
         let header = plain_header(INDEX, EntryType::Regular, size, 0o644).unwrap();
@@ -227,7 +227,7 @@ fn bombs_are_refused_before_they_are_unpacked() {
     };
     assert_eq!(verdict(&bomb(1 << 30)).0, Verdict::TooLarge);
     // A window that needs more memory than a reader has for it.
-    let valid = zstd::decode_all(&*Forge::new(&place.key).bytes()).unwrap();
+    let valid = zstd::decode_all(&*Forge::new(&fixture.key).bytes()).unwrap();
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     encoder.window_log(27).unwrap();
     encoder.write_all(&valid).unwrap();

@@ -30,7 +30,7 @@ pub enum Step {
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     /// True if a key fits the token.
-    pub fits: bool,
+    pub has_key: bool,
     /// The age of the keys, if there are any.
     pub age: Option<Duration>,
     /// The time since the last attempt to read them.
@@ -44,9 +44,9 @@ pub fn step(found: Found, timing: &Timing) -> Step {
     let age = found.age.filter(|age| *age <= timing.keep);
     let may_read = found.tried.is_none_or(|tried| tried >= timing.retry);
     match age {
-        Some(age) if found.fits && age < timing.refresh => Step::Use,
-        Some(_) if found.fits && may_read => Step::UseAndRead,
-        Some(_) if found.fits => Step::Use,
+        Some(age) if found.has_key && age < timing.refresh => Step::Use,
+        Some(_) if found.has_key && may_read => Step::UseAndRead,
+        Some(_) if found.has_key => Step::Use,
         _ if may_read => Step::Read,
         // The key may be one that the issuer has had since.
         Some(_) if !found.failed => Step::Refuse,
@@ -81,15 +81,15 @@ mod tests {
         /// issuer that does not answer are used for a bounded time.
         #[test]
         fn reads_are_rare_and_old_keys_unused(
-            fits: bool, failed: bool, age in seconds(0..2000), tried in seconds(0..100),
+            has_key: bool, failed: bool, age in seconds(0..2000), tried in seconds(0..100),
         ) {
-            let step = step(Found { fits, age, tried, failed }, &TIMING);
+            let step = step(Found { has_key, age, tried, failed }, &TIMING);
             let reads = matches!(step, Step::Read | Step::UseAndRead);
             let uses = matches!(step, Step::Use | Step::UseAndRead);
             prop_assert!(!reads || tried.is_none_or(|tried| tried >= TIMING.retry));
-            prop_assert!(!uses || (fits && age.is_some_and(|age| age <= TIMING.keep)));
-            prop_assert!(step != Step::Refuse || (!fits && !failed));
-            if fits && age.is_some_and(|age| age <= TIMING.keep) {
+            prop_assert!(!uses || (has_key && age.is_some_and(|age| age <= TIMING.keep)));
+            prop_assert!(step != Step::Refuse || (!has_key && !failed));
+            if has_key && age.is_some_and(|age| age <= TIMING.keep) {
                 prop_assert!(uses);
             }
         }

@@ -114,10 +114,10 @@ impl Oidc {
     }
 
     async fn key(self: &Arc<Self>, name: Option<&str>, algorithm: Algorithm) -> Result<Option<DecodingKey>> {
-        let asked = Instant::now();
+        let since = Instant::now();
         let (mut step, mut key) = self.find(name, algorithm);
         if step == Step::Read {
-            self.read_detached(asked).await;
+            self.read_detached(since).await;
             (step, key) = self.find(name, algorithm);
         } else if key.is_none() && self.reading.try_lock().is_err() {
             drop(self.reading.lock().await);
@@ -126,7 +126,7 @@ impl Oidc {
         match step {
             Step::Use => Ok(key),
             Step::UseAndRead => {
-                drop(self.read_detached(asked));
+                drop(self.read_detached(since));
                 Ok(key)
             }
             Step::Refuse => Ok(None),
@@ -142,7 +142,7 @@ impl Oidc {
         let keys = self.keys.lock();
         let key = cache::fitting(&keys.keys, name, algorithm).cloned();
         let found = Found {
-            fits: key.is_some(),
+            has_key: key.is_some(),
             age: keys.read.map(|read| read.elapsed()),
             tried: keys.tried.map(|tried| tried.elapsed()),
             failed: keys.failed,
@@ -151,19 +151,19 @@ impl Oidc {
     }
 
     /// Reads the keys in a task of its own: a client that leaves must not stop it.
-    fn read_detached(self: &Arc<Self>, asked: Instant) -> impl Future<Output = ()> + use<> {
+    fn read_detached(self: &Arc<Self>, since: Instant) -> impl Future<Output = ()> + use<> {
         let this = Arc::clone(self);
-        let reading = tokio::spawn(async move { this.read(asked).await });
+        let reading = tokio::spawn(async move { this.read(since).await });
         // A panic there is printed by the runtime.
         async move { drop(reading.await) }
     }
 
-    /// Reads the keys, unless another task has done so since `asked`.
-    async fn read(&self, asked: Instant) {
+    /// Reads the keys, unless another task has done so since `since`.
+    async fn read(&self, since: Instant) {
         let _reading = self.reading.lock().await;
         {
             let mut keys = self.keys.lock();
-            if keys.tried.is_some_and(|tried| tried >= asked) {
+            if keys.tried.is_some_and(|tried| tried >= since) {
                 return;
             }
             keys.tried = Some(Instant::now());

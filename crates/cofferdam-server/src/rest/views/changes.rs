@@ -81,7 +81,7 @@ impl AppliedChanges {
         let shown = |path: &Path| path.to_string_lossy().into_owned();
         let left = |path: &Path, reason: String| UnappliedChange { path: shown(path), reason, kept_as: None };
         let conflict = |conflict: &Conflict| UnappliedChange {
-            kept_as: conflict.kept.as_deref().map(shown),
+            kept_as: conflict.kept_as.as_deref().map(shown),
             ..left(&conflict.path, conflict.cause.to_string())
         };
         Self {

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use cofferdam_image::{Cache, Images, KernelSource, Progress, RootSource, Source};
 
-use super::{Place, Supervisor, at, census, millis, moments, place_of};
+use super::{Fixture, Supervisor, at, census, directory_of, millis, moments};
 
-const PART: &str = "maker";
-const TEST: &str = "kill::images::maker";
+const PART: &str = "builder";
+const TEST: &str = "kill::images::builder";
 const NAME: &str = "mine";
 
 fn images(temp: &Path) -> Images {
@@ -25,8 +25,8 @@ fn source(temp: &Path, root: &str) -> Source {
 
 /// The process that [`image_of_a_killed_build_is_complete_or_missing`] kills; not a test of its own.
 #[test]
-fn maker() {
-    let Some(temp) = place_of(PART) else { return };
+fn builder() {
+    let Some(temp) = directory_of(PART) else { return };
     let mut count = 0;
     let mut report = |step: Progress| {
         count += usize::from(counts(&step));
@@ -57,7 +57,7 @@ fn sample(root: &Path) {
 }
 
 /// Returns the cache's files after an undisturbed build, and its number of steps.
-fn undisturbed(temp: &Place) -> (BTreeSet<PathBuf>, usize) {
+fn undisturbed(temp: &Fixture) -> (BTreeSet<PathBuf>, usize) {
     let mut steps = 0;
     let built = images(temp.path()).make_named(NAME, "a test", &source(temp.path(), "root"), &mut |step| {
         steps += usize::from(counts(&step));
@@ -75,7 +75,7 @@ fn image_of_a_killed_build_is_complete_or_missing() {
         return;
     }
     let mut random = moments(test);
-    let temp = Place::new();
+    let temp = Fixture::new();
     std::fs::write(temp.path().join("kernel"), "no kernel").unwrap();
     sample(&temp.path().join("root"));
     std::fs::create_dir(temp.path().join("other")).unwrap();
@@ -84,11 +84,11 @@ fn image_of_a_killed_build_is_complete_or_missing() {
     for step in 1..=steps {
         for within in [1, 40] {
             std::fs::remove_dir_all(&cache).unwrap();
-            let mut maker = Supervisor::start(TEST, PART, temp.path(), "");
-            maker.reach(&step.to_string());
+            let mut builder = Supervisor::start(TEST, PART, temp.path(), "");
+            builder.reach(&step.to_string());
             let after = millis(&mut random, within);
             println!("at step {step}, after {after:?}");
-            maker.kill(after);
+            builder.kill(after);
             let names = census::files(&cache);
             match images(temp.path()).named(NAME) {
                 Ok(_) => assert_eq!(names, whole),
@@ -104,9 +104,9 @@ fn image_of_a_killed_build_is_complete_or_missing() {
         }
     }
     // A completed image needs no build, and temporary files of another are removed all the same.
-    let mut maker = Supervisor::start(TEST, PART, temp.path(), "");
-    maker.reach("end");
-    maker.kill(Duration::ZERO);
+    let mut builder = Supervisor::start(TEST, PART, temp.path(), "");
+    builder.reach("end");
+    builder.kill(Duration::ZERO);
     let found = images(temp.path()).find(&source(temp.path(), "root"), &mut |_| ()).unwrap();
     assert_eq!(found, images(temp.path()).named(NAME).unwrap());
     assert_eq!(census::files(&cache), whole);

@@ -24,16 +24,16 @@ use crate::support::{self, NO_HANG};
 /// Name of the supervisor that this program is to be.
 const PART: &str = "COFFERDAM_TEST_KILLED";
 /// Directory of the supervisor.
-const PLACE: &str = "COFFERDAM_TEST_PLACE";
+const DIRECTORY: &str = "COFFERDAM_TEST_DIRECTORY";
 /// The step that it repeats, so that it is killed in it.
 const STAY: &str = "COFFERDAM_TEST_STAY";
 /// Seed of the random moments, to repeat a run.
 const SEED: &str = "COFFERDAM_TEST_SEED";
 
 /// Returns the supervisor's directory, if this process is to be this supervisor.
-fn place_of(part: &str) -> Option<PathBuf> {
+fn directory_of(part: &str) -> Option<PathBuf> {
     let is_it = std::env::var_os(PART).is_some_and(|found| found == part);
-    is_it.then(|| std::env::var_os(PLACE).expect("a directory").into())
+    is_it.then(|| std::env::var_os(DIRECTORY).expect("a directory").into())
 }
 
 /// Returns true if the supervisor stays at this step.
@@ -48,8 +48,8 @@ fn at(step: &str) {
 
 /// Returns the source of random moments; its seed is printed, and can be set.
 fn moments(test: &str) -> fastrand::Rng {
-    let given = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let configured = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
+    let seed = configured.unwrap_or_else(|| fastrand::u64(..));
     println!("{test}: {SEED}={seed}");
     fastrand::Rng::with_seed(seed)
 }
@@ -59,9 +59,9 @@ fn millis(random: &mut fastrand::Rng, max: u64) -> Duration {
 }
 
 /// The directory of successive supervisors.
-struct Place(tempfile::TempDir);
+struct Fixture(tempfile::TempDir);
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
         let temp = tempfile::tempdir().expect("a directory");
         for name in ["disks", "probes", "tmp"] {
@@ -99,7 +99,7 @@ impl Supervisor {
         let mut command = Command::new("setsid");
         command.arg(std::env::current_exe().expect("this program has a path"));
         command.args(["--exact", test, "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        command.env(PART, part).env(PLACE, temp).env(STAY, stay).env("TMPDIR", temp.join("tmp"));
+        command.env(PART, part).env(DIRECTORY, temp).env(STAY, stay).env("TMPDIR", temp.join("tmp"));
         let mut child = command.spawn().expect("setsid is of the same package as mount");
         let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         Self { child, lines }
@@ -164,14 +164,14 @@ impl Zombie {
 /// The next start, which sweeps; not a test of its own.
 #[tokio::test]
 async fn next() {
-    let Some(temp) = place_of("next") else { return };
+    let Some(temp) = directory_of("next") else { return };
     doctor(&config(&temp)).await;
 }
 
 /// Starts another supervisor with the same directories, which only starts.
 fn start_next(temp: &Path) {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    command.args(["--exact", "kill::next"]).env(PART, "next").env(PLACE, temp).env("TMPDIR", temp.join("tmp"));
+    command.args(["--exact", "kill::next"]).env(PART, "next").env(DIRECTORY, temp).env("TMPDIR", temp.join("tmp"));
     let output = command.output().expect("it starts");
     assert!(output.status.success(), "{output:?}");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cofferdam_contract::{Backend, ByteSize, ExecRequest, Limits, OutputEvent, Sandbox, Spec};
 use cofferdam_vm::{SaveOptions, VmBackend, VmSnapshot};
 
-use super::{Place, Supervisor, at, census, config, millis, moments, place_of, start_next, stays_at};
+use super::{Fixture, Supervisor, at, census, config, directory_of, millis, moments, start_next, stays_at};
 use crate::support;
 
 const PART: &str = "supervisor";
@@ -35,7 +35,7 @@ async fn begin(sandbox: &Arc<dyn Sandbox>) -> cofferdam_contract::ExecHandle {
 /// all steps, and repeats the one that it is to stay at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
-    let Some(temp) = place_of(PART) else { return };
+    let Some(temp) = directory_of(PART) else { return };
     at("create");
     let backend = VmBackend::new(config(&temp)).unwrap();
     let sandbox = backend.create(spec()).await.unwrap();
@@ -140,7 +140,7 @@ fn steps() -> Vec<(Moment, usize)> {
 }
 
 /// Checks that nothing is left but the cached findings about this host.
-fn is_clean(temp: &Place, pid: u32, before: &BTreeSet<String>) {
+fn is_clean(temp: &Fixture, pid: u32, before: &BTreeSet<String>) {
     start_next(temp.path());
     assert_eq!(census::groups_of(pid), BTreeSet::new());
     let directories = ["disks", "probes", "tmp"].map(PathBuf::from);
@@ -160,7 +160,7 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
     }
     let mut random = moments(test);
     let before = census::host();
-    let temp = Place::new();
+    let temp = Fixture::new();
     for (moment, times) in steps() {
         for _ in 0..times {
             if let For::Finding = moment.wait {

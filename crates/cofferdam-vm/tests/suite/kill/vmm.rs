@@ -13,7 +13,7 @@ use cofferdam_vm::VmBackend;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncWriteExt;
 
-use super::{PART, PLACE, Place, census, config, millis, moments, place_of};
+use super::{DIRECTORY, Fixture, PART, census, config, directory_of, millis, moments};
 use crate::support::{self, NO_HANG};
 
 /// Marks this program as the supervisor.
@@ -222,12 +222,12 @@ impl Supervisor {
         // The next call creates the template that could not be created.
         let mut warm = prompt(self.backend.prepare(spec())).await.unwrap();
         for after in self.moments(150) {
-            let there = vmms();
-            let warmed = killed(Target::New(&there), after, self.backend.prepare(spec())).await;
+            let running = vmms();
+            let warmed = killed(Target::New(&running), after, self.backend.prepare(spec())).await;
             if !is_reported("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
                 prompt(warmed.unwrap().close()).await.unwrap();
             }
-            assert_eq!(vmms(), there);
+            assert_eq!(vmms(), running);
         }
         let pid = *vmms().difference(&before).next().unwrap();
         kill(pid);
@@ -274,7 +274,7 @@ async fn prompt<T>(work: impl Future<Output = T>) -> T {
 /// test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
-    let Some(temp) = place_of(SUPERVISOR) else { return };
+    let Some(temp) = directory_of(SUPERVISOR) else { return };
     let backend = VmBackend::new(config(&temp)).unwrap();
     let before = support::census();
     let first = prompt(backend.create(spec())).await.unwrap();
@@ -307,9 +307,9 @@ fn supervisor_continues_whenever_its_vmm_is_killed() {
     if support::image(test).is_none() {
         return;
     }
-    let temp = Place::new();
+    let temp = Fixture::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "kill::vmm::supervisor", "--nocapture"]).env(PART, SUPERVISOR).env(PLACE, temp.path());
+    command.args(["--exact", "kill::vmm::supervisor", "--nocapture"]).env(PART, SUPERVISOR).env(DIRECTORY, temp.path());
     let output = command.env("TMPDIR", temp.path().join("tmp")).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     println!("{printed}");

@@ -48,16 +48,16 @@ pub fn main(command: &ImageCommand, settings: &ContainerSettings, form: Form, pr
     Ok(report::printed(result?, 0))
 }
 
-fn show(made: &CreatedImage, form: Form, progress: &Progress) -> std::io::Result<()> {
+fn show(image: &CreatedImage, form: Form, progress: &Progress) -> std::io::Result<()> {
     progress.finish();
     match form {
         Form::Text => {
-            for note in &made.notes {
+            for note in &image.notes {
                 report::remark(note, Tone::Warning);
             }
-            report::print(&format!("created {0}; use it: cofferdam run --image {0} ...\n", made.name))
+            report::print(&format!("created {0}; use it: cofferdam run --image {0} ...\n", image.name))
         }
-        _ => report::document(&json!(made)),
+        _ => report::document(&json!(image)),
     }
 }
 

@@ -35,8 +35,8 @@ const MAX_CONFIG: u64 = 1 << 20;
 const STATE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the directory of the state.
-pub fn state(given: Option<&Path>) -> Result<PathBuf> {
-    match given {
+pub fn state(configured: Option<&Path>) -> Result<PathBuf> {
+    match configured {
         Some(path) => Ok(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())),
         None => Ok(data::directory()?.join("plugin-state")),
     }

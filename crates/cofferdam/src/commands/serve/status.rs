@@ -10,14 +10,14 @@ use crate::resident;
 use crate::style::Tone;
 use crate::terminal::one_line;
 
-fn place() -> Result<Result<SocketDirectory, Refusal>> {
+fn socket_directory() -> Result<Result<SocketDirectory, Refusal>> {
     Ok(SocketDirectory::open(resident::candidates().directory())?.ok_or(Refusal::None))
 }
 
 /// Prints the state of this user's server.
 pub fn status(form: Form) -> Result<u8> {
-    let status = match place()? {
-        Ok(place) => Connection::status(&place)?,
+    let status = match socket_directory()? {
+        Ok(directory) => Connection::status(&directory)?,
         Err(refusal) => Err(refusal),
     };
     let status = match status {
@@ -71,8 +71,8 @@ fn table(status: &Status) -> String {
 
 /// Stops this user's server, and waits until it has ended.
 pub fn stop() -> Result<u8> {
-    let stopped = match place()? {
-        Ok(place) => Connection::stop(&place)?,
+    let stopped = match socket_directory()? {
+        Ok(directory) => Connection::stop(&directory)?,
         Err(refusal) => Err(refusal),
     };
     match stopped {

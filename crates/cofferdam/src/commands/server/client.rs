@@ -18,20 +18,20 @@ use crate::terminal::one_line;
 /// Creates a sandbox and prints its id.
 pub fn create(args: CreateArgs) -> u8 {
     let form = Form::of(args.json);
-    let made = connect(&args.client).and_then(|client| {
+    let created = connect(&args.client).and_then(|client| {
         let request = request(args)?;
         block_on(async { client.call::<Value>(Method::POST, "/v1/sandboxes", Some(&request)).await })
     });
-    print_id(made, form)
+    print_id(created, form)
 }
 
 /// Prints the id of a new object, or its document.
-pub(super) fn print_id(made: Result<Value>, form: Form) -> u8 {
-    match made {
+pub(super) fn print_id(created: Result<Value>, form: Form) -> u8 {
+    match created {
         Err(error) => report::error(&error, form),
-        Ok(made) if form == Form::Json => report::printed(report::document(&made), 0),
-        Ok(made) => {
-            let id = made["id"].as_str().unwrap_or_default();
+        Ok(created) if form == Form::Json => report::printed(report::document(&created), 0),
+        Ok(created) => {
+            let id = created["id"].as_str().unwrap_or_default();
             report::printed(report::print(&format!("{}\n", one_line(id))), 0)
         }
     }
@@ -111,19 +111,19 @@ pub fn remove(args: RemoveArgs) -> u8 {
     let form = Form::of(args.json);
     let done = connect(&args.client).and_then(|client| {
         block_on(async {
-            let mut kept = Vec::new();
+            let mut all = Vec::new();
             for sandbox in &args.sandboxes {
                 let changes = diff::close(&client, sandbox, args.discard_changes).await?;
                 diff::remind(changes.as_slice());
-                kept.extend(changes);
+                all.extend(changes);
             }
-            Ok(kept)
+            Ok(all)
         })
     });
     match done {
         Err(error) => report::error(&error, form),
-        Ok(kept) if form == Form::Json => {
-            report::printed(report::document(&json!({ "removed": args.sandboxes, "changes": kept })), 0)
+        Ok(changes) if form == Form::Json => {
+            report::printed(report::document(&json!({ "removed": args.sandboxes, "changes": changes })), 0)
         }
         Ok(_) => 0,
     }

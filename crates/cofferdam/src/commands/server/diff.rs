@@ -52,8 +52,8 @@ pub(super) async fn close(client: &Client, sandbox: &str, discard: bool) -> Resu
 }
 
 /// Prints the commands that show and apply changes that were kept.
-pub(super) fn remind(kept: &[KeptChanges]) {
-    for KeptChanges { id, workspace, files, skipped } in kept {
+pub(super) fn remind(stored: &[KeptChanges]) {
+    for KeptChanges { id, workspace, files, skipped } in stored {
         review::remind(workspace, id, *files as u64);
         if *skipped > 0 {
             report::remark(&format!("{skipped} changed files could not be kept"), Tone::Warning);

@@ -55,11 +55,11 @@ async fn run(client: &Client, args: &ExecArgs, form: Form) -> Result<u8> {
         _ if args.tty => Sink::Live(Live::new(RawOutput::Yes)),
         _ => Sink::Live(Live::new(RawOutput::No)),
     };
-    let session =
-        FollowedExec { client, sandbox: &args.sandbox, exec: &started.id, owned: true, is_terminal: args.tty };
+    let (sandbox, exec, has_network) = (args.sandbox.as_str(), started.id.as_str(), started.network_denials.is_some());
+    let session = FollowedExec { client, sandbox, exec, owned: true, is_terminal: args.tty, has_network };
     let followed = session.follow(&mut sink, input, 0).await;
     drop(raw);
-    session.finish(followed?, sink)
+    session.finish(followed?, sink).await
 }
 
 /// Connects to an exec that was started before.
@@ -70,10 +70,7 @@ pub fn attach(args: &AttachArgs) -> u8 {
 
 async fn run_attached(client: &Client, args: &AttachArgs) -> Result<u8> {
     let exec: ExecView = match &args.exec {
-        Some(exec) => {
-            let path = format!("/v1/sandboxes/{}/execs/{}", encoded(&args.sandbox), encoded(exec));
-            client.call(Method::GET, &path, None::<&()>).await?
-        }
+        Some(exec) => view(client, &args.sandbox, exec).await?,
         None => {
             let running = |exec: &ExecView| exec.state == ExecState::Running;
             newest(client, &args.sandbox, running).await?.ok_or_else(|| {
@@ -86,10 +83,18 @@ async fn run_attached(client: &Client, args: &AttachArgs) -> Result<u8> {
     let input = (!args.no_stdin && (is_terminal || (exec.stdin && !exec.terminal))).then(crate::stdin::pieces);
     let raw = if is_terminal { Some(RawTerminal::enter()?) } else { None };
     let mut sink = Sink::Live(Live::new(if is_terminal { RawOutput::Yes } else { RawOutput::No }));
-    let session = FollowedExec { client, sandbox: &args.sandbox, exec: &exec.id, owned: false, is_terminal };
+    let has_network = exec.network_denials.is_some();
+    let session =
+        FollowedExec { client, sandbox: &args.sandbox, exec: &exec.id, owned: false, is_terminal, has_network };
     let followed = session.follow(&mut sink, input, args.offset).await;
     drop(raw);
-    session.finish(followed?, sink)
+    session.finish(followed?, sink).await
+}
+
+/// Returns an exec of a sandbox.
+async fn view(client: &Client, sandbox: &str, exec: &str) -> Result<ExecView> {
+    let path = format!("/v1/sandboxes/{}/execs/{}", encoded(sandbox), encoded(exec));
+    client.call(Method::GET, &path, None::<&()>).await
 }
 
 /// Returns the newest exec of a sandbox that is wanted.
@@ -118,11 +123,14 @@ fn request(args: &ExecArgs, terminal: Option<TerminalSize>) -> Result<StartExec>
 }
 
 /// Prints what is left, and returns the exit status.
-fn ended(sink: Sink, exit: Exit) -> Result<u8> {
+fn ended(sink: Sink, exit: Exit, denials: &[String]) -> Result<u8> {
     let status = exit.shell_status();
     match sink {
         Sink::Collect(collected) => {
             let mut document = json!({ "exit": exit, "status": status });
+            if !denials.is_empty() {
+                document["network_denials"] = json!(denials);
+            }
             for (name, value) in collected.into_json() {
                 document[name] = value;
             }
@@ -140,6 +148,7 @@ fn ended(sink: Sink, exit: Exit) -> Result<u8> {
             } else if let Some(kind) = exit.killed_by {
                 report::remark(&format!("killed: {} limit reached", kind.as_str()), Tone::Warning);
             }
+            denials.iter().for_each(|denial| report::remark(&format!("network: {denial}"), Tone::Warning));
             Ok(status)
         }
         Sink::Events(_) => Ok(status),
@@ -154,6 +163,8 @@ struct FollowedExec<'a> {
     /// True if the exec ends with a signal of this client.
     owned: bool,
     is_terminal: bool,
+    /// True if the sandbox has a network policy.
+    has_network: bool,
 }
 
 /// The end of an attachment.
@@ -232,9 +243,9 @@ impl FollowedExec<'_> {
     }
 
     /// Prints the rest, and returns the exit status.
-    fn finish(&self, followed: Followed, sink: Sink) -> Result<u8> {
+    async fn finish(&self, followed: Followed, sink: Sink) -> Result<u8> {
         match followed {
-            Followed::Exit(exit) => ended(sink, exit),
+            Followed::Exit(exit) => ended(sink, exit, &self.network_denials().await),
             Followed::ReaderGone => Ok(READER_GONE),
             Followed::Detached(offset) => {
                 let text = format!("the command still runs; connect again with: {}", self.command_to_attach(offset));
@@ -242,6 +253,16 @@ impl FollowedExec<'_> {
                 Ok(0)
             }
         }
+    }
+
+    /// Returns what the network policy refused during the exec, which has ended.
+    async fn network_denials(&self) -> Vec<String> {
+        if !self.has_network {
+            return Vec::new();
+        }
+        // The sandbox may have ended meanwhile.
+        let view = view(self.client, self.sandbox, self.exec).await.ok();
+        view.and_then(|view| view.network_denials).unwrap_or_default()
     }
 
     async fn serve(
@@ -353,7 +374,8 @@ async fn print_logs(client: &Client, args: &OutputOfExecArgs) -> Result<u8> {
         }
     };
     let mut sink = if args.json { Sink::Events(Events::new()) } else { Sink::Live(Live::new(RawOutput::No)) };
-    let session = FollowedExec { client, sandbox: &args.sandbox, exec: &exec, owned: false, is_terminal: false };
+    let (sandbox, exec) = (args.sandbox.as_str(), exec.as_str());
+    let session = FollowedExec { client, sandbox, exec, owned: false, is_terminal: false, has_network: false };
     let Followed::Exit(exit) = session.follow(&mut sink, None, 0).await? else { return Ok(READER_GONE) };
     if let Sink::Events(events) = &mut sink {
         let mut line = json!({ "type": "exit" });

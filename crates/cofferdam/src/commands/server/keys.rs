@@ -25,8 +25,9 @@ pub fn main(args: KeysArgs) -> u8 {
         match args.command {
             KeysCommand::Create(CreateKeyArgs { tenant, name, scope, expires, state, .. }) => {
                 let scopes = if scope.is_empty() { Scope::of_tenants() } else { scope.into_iter().collect() };
-                let made = keys::create(&open(&state).await?, NewKey { tenant, name, scopes, life: expires }).await?;
-                Ok(printed(&made, form))
+                let created =
+                    keys::create(&open(&state).await?, NewKey { tenant, name, scopes, life: expires }).await?;
+                Ok(printed(&created, form))
             }
             KeysCommand::Ls { state, .. } => Ok(listed(&open(&state).await?.keys().await?, form)),
             KeysCommand::Rotate { id, grace, state, .. } => {

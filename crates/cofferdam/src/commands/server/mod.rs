@@ -10,8 +10,6 @@ mod exec;
 mod images;
 mod keys;
 mod live;
-#[cfg(feature = "vm")]
-mod machines;
 pub mod net;
 #[cfg(feature = "plugins")]
 pub mod plugins;
@@ -25,6 +23,8 @@ mod systemd;
 mod traces;
 mod trees;
 mod upgrade;
+#[cfg(feature = "vm")]
+mod vms;
 pub mod volumes;
 mod watch;
 

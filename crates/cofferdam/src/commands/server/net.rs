@@ -24,9 +24,9 @@ pub fn show(args: &ShowNetworkArgs) -> u8 {
 /// Sends a request whose answer is the policy in force, and prints it.
 fn ask(client: &ClientArgs, sandbox: &str, method: Method, policy: Option<&NetworkPolicy>, form: Form) -> u8 {
     let path = format!("/v1/sandboxes/{}/network", encoded(sandbox));
-    let asked: Result<NetworkPolicy> =
+    let answer: Result<NetworkPolicy> =
         connect(client).and_then(|client| block_on(async { client.call(method, &path, policy).await }));
-    match asked {
+    match answer {
         Err(error) => report::error(&error, form),
         Ok(policy) if form == Form::Json => report::printed(report::document(&json!(policy)), 0),
         Ok(policy) => {

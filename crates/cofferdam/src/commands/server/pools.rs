@@ -68,7 +68,7 @@ fn of_interpreters(backend: &str, level: Level, kind: InterpreterMetrics) -> Hos
         waiting: 0,
         claims: BTreeMap::from([("warm".to_owned(), kind.taken), ("cold-empty".to_owned(), kind.missed)]),
         failures: 0,
-        refills: kind.made,
+        refills: kind.created,
         refill_failures: kind.failures,
         refill_error: kind.last_error,
     }

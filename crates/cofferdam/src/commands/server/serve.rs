@@ -76,9 +76,9 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     let prepared = plan.backend()?;
     let plugins = plugins(&plan).await?;
     let hosted = plugins.clone();
-    let given = Given { identities, otlp, plugins };
+    let options = ServerOptions { identities, otlp, plugins };
     let begun = async {
-        let server = server(&plan, &prepared, store.clone(), &directory, given)?.after(predecessor);
+        let server = server(&plan, &prepared, store.clone(), &directory, options)?.after(predecessor);
         let interrupts = Interrupts::listen().map_err(no_signals)?;
         let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
         for listen in &listens {
@@ -159,7 +159,7 @@ pub async fn serve(plan: Plan) -> Result<u8> {
 }
 
 /// The parts of a server that options name.
-struct Given {
+struct ServerOptions {
     identities: Identities,
     otlp: Option<OtlpConfig>,
     plugins: Option<Arc<dyn HostPlugins>>,
@@ -170,9 +170,9 @@ fn server(
     prepared: &Arc<PreparedBackend>,
     store: Store,
     directory: &Path,
-    given: Given,
+    options: ServerOptions,
 ) -> Result<Server> {
-    let Given { identities, otlp, plugins } = given;
+    let ServerOptions { identities, otlp, plugins } = options;
     let (args, settings) = (&plan.args.http, &plan.settings);
     let audit = audit_log(plan)?;
     let base = QueueBounds::default();
@@ -362,7 +362,7 @@ fn archive(name: &str, backend: &Arc<dyn Backend>, settings: &Settings) -> Resul
     #[cfg(feature = "vm")]
     {
         let setup = registry::setup_of(name)?.or(settings.setup.clone());
-        super::machines::archive(registry::find(name)?, &setup)
+        super::vms::archive(registry::find(name)?, &setup)
     }
     #[cfg(not(feature = "vm"))]
     {

@@ -15,15 +15,15 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 /// Returns the directory of the state: the given one, `$XDG_STATE_HOME/cofferdam/server`, for root else
 /// `/var/lib/cofferdam/server`, for other users else `~/.local/state/cofferdam/server`. A private server, of this user
 /// alone, has the directory `private-server` there.
-pub fn directory(given: Option<&Path>, is_private: bool) -> Result<PathBuf> {
+pub fn directory(configured: Option<&Path>, is_private: bool) -> Result<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
     let base = absolute("XDG_STATE_HOME").or_else(|| match rustix::process::geteuid().is_root() {
         true => Some("/var/lib".into()),
         false => absolute("HOME").map(|home| home.join(".local/state")),
     });
     let name = if is_private { "cofferdam/private-server" } else { "cofferdam/server" };
-    given.map(Path::to_path_buf).or_else(|| base.map(|base| base.join(name))).ok_or_else(|| {
-        Error::invalid("open database", "there is no place for the server's state")
+    configured.map(Path::to_path_buf).or_else(|| base.map(|base| base.join(name))).ok_or_else(|| {
+        Error::invalid("open database", "there is no directory for the server's state")
             .with_remedy("give --state DIR, or set XDG_STATE_HOME")
     })
 }
@@ -72,8 +72,8 @@ mod tests {
 
     #[tokio::test]
     async fn state_is_locked_by_one_server_until_its_successor() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = place.path().join("state");
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("state");
         let lock = async |is_successor| lock_within(&directory, is_successor, LOCK_INTERVAL * 2).await;
         let first = lock(false).await.unwrap();
         assert!(first.is_some());

@@ -113,12 +113,12 @@ fn refusal(control: &Control, obstacle: Option<&'static str>, is_upgrading: bool
 
 /// Returns the channel to the process before, which is standard input. Nothing else inherits it.
 pub fn channel() -> Result<OwnedFd> {
-    let given = std::io::stdin().as_fd().try_clone_to_owned();
-    let given = given.map_err(|error| failed("cannot use the channel", error))?;
+    let channel = std::io::stdin().as_fd().try_clone_to_owned();
+    let channel = channel.map_err(|error| failed("cannot use the channel", error))?;
     let null = OpenOptions::new().read(true).open("/dev/null");
     let null = null.map_err(|error| failed("cannot close the channel on exec", error))?;
     rustix::stdio::dup2_stdin(&null).map_err(|error| failed("cannot close the channel on exec", error.into()))?;
-    Ok(given)
+    Ok(channel)
 }
 
 fn failed(what: &str, error: std::io::Error) -> Error {

@@ -52,11 +52,11 @@ async fn create(client: &Client, args: &CreateVolumeArgs, form: Form) -> Result<
     };
     let unlimited = matches!(args.size, Some(Bound::None));
     let request = CreateVolume { name: args.name.to_string(), size, unlimited };
-    let made: VolumeView = client.call(Method::POST, "/v1/volumes", Some(&request)).await?;
+    let volume: VolumeView = client.call(Method::POST, "/v1/volumes", Some(&request)).await?;
     if form == Form::Json {
-        return Ok(report::printed(report::document(&json!(made)), 0));
+        return Ok(report::printed(report::document(&json!(volume)), 0));
     }
-    report::remark(&format!("created the volume {} on the server", one_line(&made.name)), Tone::Good);
+    report::remark(&format!("created the volume {} on the server", one_line(&volume.name)), Tone::Good);
     Ok(0)
 }
 

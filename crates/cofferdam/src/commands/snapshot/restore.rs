@@ -41,7 +41,7 @@ pub(super) fn carry_out(mut args: RestoreArgs, config: Option<PathBuf>, form: Fo
 async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Plan>, settings: Settings) -> Result<u8> {
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let work = Work::new(form, args.answer.quiet);
-    let snapshots = VmSnapshots::new(&settings.setup.machines, work.progress())?;
+    let snapshots = VmSnapshots::new(&settings.setup.vms, work.progress())?;
     let key = key(args.key_file.as_deref())?;
     let max_disk = args.max_disk.unwrap_or(LARGEST_WORKSPACE);
     let loading = snapshots.load(&args.file, key.as_ref(), max_disk, settings.limits.clone(), work.watch());
@@ -180,8 +180,8 @@ impl Restore<'_> {
             pass(&**sandbox, Some(self.args.time.unwrap_or_default())).await?;
             Ok(Arc::clone(sandbox))
         };
-        let place = BackendProfile::of(self.backend);
-        match self.executor.start_in(&place, &self.spec, job, interrupts.next(), create).await? {
+        let profile = BackendProfile::of(self.backend);
+        match self.executor.start_in(&profile, &self.spec, job, interrupts.next(), create).await? {
             Started::Running(execution) => {
                 let about = json!({ "restored": self.about });
                 Run::inside(self.run, self.form, plan, settings, about)

@@ -94,7 +94,7 @@ impl Save {
     async fn session(self, plan: &Plan, settings: Settings, trigger: Trigger) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let work = Work::new(self.form, self.args.answer.quiet);
-        let snapshots = VmSnapshots::new(&settings.setup.machines, work.progress())?;
+        let snapshots = VmSnapshots::new(&settings.setup.vms, work.progress())?;
         let mut sink = match self.form {
             Form::Text if self.args.answer.raw_output => Sink::Live(Live::new(RawOutput::Yes)),
             Form::Text => Sink::Live(Live::new(RawOutput::No)),

@@ -57,7 +57,7 @@ pub struct Recipes {
     /// Modules of that kernel, in load order.
     pub modules: Vec<PathBuf>,
     /// Maximum size of the disk.
-    pub most: Option<ByteSize>,
+    pub max_size: Option<ByteSize>,
 }
 
 impl Recipes {
@@ -93,7 +93,7 @@ impl Recipes {
             }
             (None, None) => (default.kernel, String::new()),
         };
-        let source = Source { kernel, root, max_size: self.most.unwrap_or(default.max_size), recorded: None };
+        let source = Source { kernel, root, max_size: self.max_size.unwrap_or(default.max_size), recorded: None };
         Ok((source, format!("{root_shown}{kernel_shown}")))
     }
 }
@@ -199,15 +199,15 @@ impl Images {
         recipes: &Recipes,
         progress: ImageProgress,
     ) -> Result<VmImage> {
-        let (store, recipes, given) = (self.store.clone(), recipes.clone(), name.to_owned());
+        let (store, recipes, owned_name) = (self.store.clone(), recipes.clone(), name.to_owned());
         let make = move || {
             let (source, about) = recipes.source()?;
             if existing == Existing::Keep
-                && let Some(other) = store.about(&given).filter(|other| *other != about)
+                && let Some(other) = store.about(&owned_name).filter(|other| *other != about)
             {
-                return Err(ImageError::NameTaken { name: given.clone(), about: other, asked: about });
+                return Err(ImageError::NameTaken { name: owned_name.clone(), about: other, requested: about });
             }
-            store.make_named(&given, &about, &source, &mut |step| progress(shown(&step)))
+            store.make_named(&owned_name, &about, &source, &mut |step| progress(shown(&step)))
         };
         blocking(OPERATION, make).await?;
         let found = self.list().images.into_iter().find(|image| image.name == name);
@@ -249,10 +249,10 @@ mod tests {
 
     #[test]
     fn rebuilt_image_changes_the_identity_of_its_vms() {
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let setup = |image: Option<&str>| Setup {
-            machines: VmSettings {
-                images: Some(place.path().to_owned()),
+            vms: VmSettings {
+                images: Some(directory.path().to_owned()),
                 image: image.map(str::to_owned),
                 ..VmSettings::default()
             },
@@ -262,7 +262,7 @@ mod tests {
         let name = |name: &str, root: char| {
             let (kernel, root) = ("0".repeat(64), root.to_string().repeat(64));
             let text = format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#);
-            std::fs::write(place.path().join(format!("name-{name}")), text).unwrap();
+            std::fs::write(directory.path().join(format!("name-{name}")), text).unwrap();
         };
         let none = print(None);
         name(DEFAULT_IMAGE, '1');

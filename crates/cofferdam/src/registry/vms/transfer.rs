@@ -59,14 +59,14 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Returns `InvalidInput` for a file that is not an image, is damaged or is larger than `most`, and `Conflict` if
+    /// Returns `InvalidInput` for a file that is not an image, is damaged or is larger than `max_size`, and `Conflict` if
     /// another image has the name, or the same key with other contents. Existing images are then unchanged.
     pub async fn import(
         &self,
         path: &Path,
         name: Option<&str>,
         existing: Existing,
-        most: ByteSize,
+        max_size: ByteSize,
         key: Option<&ArchiveKey>,
         watch: Watch,
     ) -> Result<VmImage> {
@@ -78,7 +78,7 @@ impl Images {
         };
         let read = move || {
             let key = key.as_ref().map(ArchiveKey::get);
-            let options = ImportOptions { key, max_size: most, name: name.as_deref(), taken };
+            let options = ImportOptions { key, max_size, name: name.as_deref(), taken };
             let mut progress = |step| (watch.progress)(shown(&step));
             store.import(input, options, &mut progress, &mut |step| watch.report("reading the image", step))
         };

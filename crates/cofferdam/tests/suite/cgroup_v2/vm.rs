@@ -19,7 +19,7 @@ use crate::hostile::guests::Guests;
 /// Timeout after which the guest counts as hung. It is emulated, and shares the CPUs.
 const DEADLINE: Duration = Duration::from_secs(1100);
 /// Directory of its files, in its initramfs and in its root file system.
-const PLACE: &str = "v2";
+const DIRECTORY: &str = "v2";
 const PORT: &str = "cofferdam.test";
 const MAX_OUTPUT: u64 = 64 << 20;
 /// The hostile programs that the script runs.
@@ -64,14 +64,14 @@ fn image() -> Image {
 
 fn boot() -> String {
     let image = image();
-    let place = tempfile::Builder::new().prefix("v2-").tempdir().expect("a temporary directory");
-    let initramfs = place.path().join("initramfs");
-    fs::write(&initramfs, [fs::read(&image.initramfs).expect("an initramfs"), archive(place.path())].concat())
+    let temp = tempfile::Builder::new().prefix("v2-").tempdir().expect("a temporary directory");
+    let initramfs = temp.path().join("initramfs");
+    fs::write(&initramfs, [fs::read(&image.initramfs).expect("an initramfs"), archive(temp.path())].concat())
         .expect("a file");
     let description = VmDescription {
         kernel: image.kernel.clone(),
         initramfs,
-        command_line: format!("rdinit=/{PLACE}/init"),
+        command_line: format!("rdinit=/{DIRECTORY}/init"),
         memory: ByteSize::from_mebibytes(1536),
         processors: 2,
         disks: vec![Disk { name: "root", contents: Contents::Shared(image.root), access: Access::ReadOnly }],
@@ -100,17 +100,17 @@ async fn read(reader: impl AsyncRead + Unpin) -> String {
 }
 
 /// Creates the archive that the kernel unpacks in addition to the image's initramfs, which has the modules.
-fn archive(place: &Path) -> Vec<u8> {
+fn archive(temp: &Path) -> Vec<u8> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/cgroup_v2");
     let built = |name: &str| {
-        let output = place.join(name);
+        let output = temp.join(name);
         let source = sources.join(format!("{name}.c"));
         let status =
             Command::new("gcc").args(["-O1", "-static", "-Wall", "-Wextra", "-o"]).arg(&output).arg(source).status();
         assert!(status.is_ok_and(|status| status.success()), "{name}.c does not compile");
         output
     };
-    let stripped = place.join("cofferdam");
+    let stripped = temp.join("cofferdam");
     let status = Command::new("strip").arg("-o").arg(&stripped).arg(env!("CARGO_BIN_EXE_cofferdam")).status();
     assert!(status.is_ok_and(|status| status.success()), "the binary cannot be stripped");
     let guests = Guests::compile(&PROGRAMS.into());
@@ -122,11 +122,11 @@ fn archive(place: &Path) -> Vec<u8> {
     ];
     files.extend(PROGRAMS.map(|name| (format!("guests/{name}"), guests.path(name))));
     let mut archive = Vec::new();
-    for directory in [PLACE.to_owned(), format!("{PLACE}/guests")] {
+    for directory in [DIRECTORY.to_owned(), format!("{DIRECTORY}/guests")] {
         entry(&mut archive, &directory, 0o040_755, &[]);
     }
     for (name, path) in files {
-        entry(&mut archive, &format!("{PLACE}/{name}"), 0o100_755, &fs::read(path).expect("a file"));
+        entry(&mut archive, &format!("{DIRECTORY}/{name}"), 0o100_755, &fs::read(path).expect("a file"));
     }
     entry(&mut archive, "TRAILER!!!", 0, &[]);
     archive

@@ -55,7 +55,7 @@ impl Project {
     }
 
     /// Returns the ids of the kept changes.
-    fn kept(&self) -> Vec<String> {
+    fn stored(&self) -> Vec<String> {
         let (status, stdout, stderr) = self.changes(&["ls", "--json"]);
         assert_eq!(status, 0, "{stderr}");
         let rows = json(&stdout)["changes"].as_array().expect("a list").clone();
@@ -75,7 +75,7 @@ fn changes_are_kept_shown_applied_and_discarded() {
     assert!(stderr.contains("changed in a copy: `cofferdam changes show "), "{stderr}");
     assert_eq!(project.read("a.txt").as_deref(), Some("one\ntwo\n"));
     assert!(project.path("c.txt").exists() && !project.path("d").exists() && project.path("old/b.txt").exists());
-    let [id] = &project.kept()[..] else { panic!("one change set") };
+    let [id] = &project.stored()[..] else { panic!("one change set") };
     let (status, shown, stderr) = project.changes(&["show", &id[..6]]);
     assert_eq!((status, stderr.as_str()), (0, ""));
     for part in ["-two\n+TWO\n", "deleted file mode", "rename from old/b.txt\nrename to new/b.txt\n", "\\u{1b}[2J"] {
@@ -88,20 +88,20 @@ fn changes_are_kept_shown_applied_and_discarded() {
     assert_eq!((status, project.read("a.txt").as_deref()), (0, Some("one\ntwo\n")), "{stderr}");
     let (status, _, stderr) = project.changes(&["apply", "--only", "a.*", id]);
     assert_eq!((status, project.read("a.txt").as_deref()), (0, Some("one\nTWO\n")), "{stderr}");
-    assert!(project.path("c.txt").exists() && project.kept().len() == 1);
+    assert!(project.path("c.txt").exists() && project.stored().len() == 1);
     let (status, _, stderr) = project.changes(&["apply", id]);
     assert_eq!(status, 0, "{stderr}");
     assert!(!project.path("c.txt").exists() && !project.path("old").exists());
     assert_eq!(project.read("new/b.txt").as_deref(), Some("b\n"));
     assert_eq!(fs::metadata(project.path("a.txt")).expect("a file").permissions().mode() & 0o777, 0o755);
-    assert_eq!(project.kept(), Vec::<String>::new());
+    assert_eq!(project.stored(), Vec::<String>::new());
     outcome(&mut project.run(&["--quiet"], "echo > x"));
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     assert_eq!(project.changes(&["discard", &id]).0, 0);
     assert_eq!(project.changes(&["discard", &id]).0, 127);
     // A run that changes nothing keeps nothing.
     assert_eq!(outcome(&mut project.run(&[], "cat a.txt")), (0, "one\nTWO\n".into(), String::new()));
-    assert_eq!(project.kept(), Vec::<String>::new());
+    assert_eq!(project.stored(), Vec::<String>::new());
 }
 
 /// Promise (Files): `--apply-if-ok` writes changes after a success only, and `--json` has the changes (K4).
@@ -116,7 +116,7 @@ fn a_run_shows_saves_and_applies_its_changes() {
     );
     let (status, _, stderr) = outcome(&mut project.run(&["--apply-if-ok"], "echo 2 >> a; exit 3"));
     assert_eq!((status, project.read("a").as_deref()), (3, Some("1\n")), "{stderr}");
-    assert_eq!(project.kept().len(), 2);
+    assert_eq!(project.stored().len(), 2);
     let (status, _, stderr) = outcome(&mut project.run(&["--apply-if-ok"], "echo 2 >> a"));
     assert_eq!((status, project.read("a").as_deref()), (0, Some("1\n2\n")), "{stderr}");
     let (status, stdout, _) = outcome(&mut project.run(&["--json", "--apply"], "echo 3 >> a; mkfifo f"));
@@ -130,7 +130,7 @@ fn a_run_shows_saves_and_applies_its_changes() {
     assert_eq!(outcome(&mut project.run(&options, "echo 4 >> a")).0, 0);
     let (status, _, stderr) = outcome(&mut project.run(&options, "echo 5 >> a"));
     assert!(status == 125 && stderr.contains("exists") && stderr.contains("changed in a copy"), "{stderr}");
-    assert_eq!(project.kept().len(), 3);
+    assert_eq!(project.stored().len(), 3);
     assert_eq!(project.changes(&["apply", layer.to_str().expect("text")]).0, 0);
     assert_eq!(project.read("a").as_deref(), Some("1\n2\n3\n4\n"));
     for options in [&["--diff"][..], &["--apply", "--apply-if-ok"]] {
@@ -152,7 +152,7 @@ fn a_conflict_keeps_both_versions() {
     assert_eq!(project.read("a").as_deref(), Some("host\n"));
     assert_eq!(project.read("a.cofferdam-new").as_deref(), Some("1\nguest\n"));
     assert_eq!(project.read("b").as_deref(), Some("1\nguest\n"));
-    assert_eq!(project.kept().len(), 1);
+    assert_eq!(project.stored().len(), 1);
 }
 
 /// Promise (Files): Changes that would run on the host unasked, or lead out of the directory, are not applied (K4).
@@ -170,7 +170,7 @@ fn traps_are_not_applied() {
     }
     assert_eq!(project.read("fine").as_deref(), Some("fine\n"));
     assert!(!fs::symlink_metadata(project.path("sub")).is_ok_and(|found| found.is_symlink()));
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     assert_eq!(project.changes(&["apply", &id, "--only", ".envrc", "--allow", ".envrc"]).0, 0);
     assert_eq!(project.read(".envrc").as_deref(), Some("evil\n"));
     // A link of the host in the place of a directory is not followed.
@@ -178,7 +178,7 @@ fn traps_are_not_applied() {
     outcome(&mut project.run(&[], "echo 2 > d/new"));
     fs::rename(project.path("d"), project.path("moved")).expect("renamed");
     std::os::unix::fs::symlink(outside.path(), project.path("d")).expect("linked");
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     assert_eq!(project.changes(&["apply", &id]).0, 1);
     assert_eq!(fs::read_dir(outside.path()).expect("a directory").count(), 0);
 }
@@ -191,7 +191,7 @@ fn a_killed_run_changes_nothing() {
     child.kill().expect("killed");
     child.wait().expect("ended");
     assert_eq!(project.read("a").as_deref(), Some("1\n"));
-    assert_eq!(project.kept(), Vec::<String>::new());
+    assert_eq!(project.stored(), Vec::<String>::new());
 }
 
 /// Promise (Limits): The changes of a copy-on-write workspace are within the disk limit, for a large directory as well.
@@ -215,7 +215,7 @@ fn dry_runs_print_each_path() {
     let (status, _, stderr) =
         outcome(&mut project.run(&[], "echo 2 >> a; rm b; mv old new; echo x > .envrc; echo 1 > d"));
     assert_eq!(status, 0, "{stderr}");
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     fs::write(project.path("d"), "host\n").expect("written");
     let (status, stdout, stderr) = project.changes(&["apply", "--dry-run", &id]);
     let expected = "replace         a\nadd             new\nadd             new/c\ndelete          old\n\
@@ -232,7 +232,7 @@ fn dry_runs_print_each_path() {
     assert_eq!(status, 0, "{stderr}");
     let directory = project.directory.path().canonicalize().expect("a path");
     assert_eq!(stdout, format!("would discard {id}: 6 files of {}\n", directory.display()));
-    assert_eq!(project.kept(), [id]);
+    assert_eq!(project.stored(), [id]);
 }
 
 /// Promise (Files): `changes show` and `changes apply` without an id take the only kept changes of the current directory,
@@ -251,7 +251,7 @@ fn changes_of_the_current_directory_need_no_id() {
     let other = Project { directory: tempfile::tempdir().expect("a directory"), state: project.state };
     assert_eq!(outcome(&mut other.run(&["--quiet"], "echo 3 > b")).0, 0);
     let project = Project { state: other.state, ..project };
-    let ids = project.kept();
+    let ids = project.stored();
     let [id, of_other] = &ids[..] else { panic!("two change sets: {ids:?}") };
     let (status, stdout, stderr) = project.changes(&["show"]);
     assert!(status == 0 && stdout.contains("+2\n") && !stdout.contains("+3\n"), "{stdout} {stderr}");
@@ -261,7 +261,7 @@ fn changes_of_the_current_directory_need_no_id() {
     assert_eq!(project.read("a").as_deref(), Some("1\n"));
     // With several, none is taken.
     assert_eq!(outcome(&mut project.run(&["--quiet"], "echo 4 >> a")).0, 0);
-    let newest = project.kept().pop().expect("an id");
+    let newest = project.stored().pop().expect("an id");
     for words in [&["show"][..], &["apply"], &["apply", "--json"]] {
         let (status, stdout, stderr) = project.changes(words);
         assert_eq!(status, 125, "{stdout} {stderr}");
@@ -271,7 +271,7 @@ fn changes_of_the_current_directory_need_no_id() {
     assert_eq!(project.changes(&["discard", &newest]).0, 0);
     let (status, _, stderr) = project.changes(&["apply"]);
     assert!(status == 0 && stderr.contains(id), "{stderr}");
-    assert_eq!((project.read("a").as_deref(), project.kept()), (Some("1\n2\n"), vec![of_other.clone()]));
+    assert_eq!((project.read("a").as_deref(), project.stored()), (Some("1\n2\n"), vec![of_other.clone()]));
 }
 
 /// Promise (Files): Kept changes lose what was applied, and the set goes with its last change (K4).
@@ -280,7 +280,7 @@ fn kept_changes_shrink_when_they_are_applied() {
     let project = Project::new(&[("a", "1\n"), ("b", "1\n"), ("old", "contents\n")]);
     let script = "echo 2 >> a; echo 2 >> b; mv old new; mkdir d; echo x > d/one; echo x > d/two; echo x > .envrc";
     assert_eq!(outcome(&mut project.run(&["--quiet"], script)).0, 0);
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     let listed = || project.changes(&["show", "--stat", &id]).1;
     for words in [&["apply", "--dry-run", "--only", "a"][..], &["apply", "--only", "a", "--to", "."]] {
         assert_eq!(project.changes(&[words, &[&id]].concat()).0, 0);
@@ -296,7 +296,7 @@ fn kept_changes_shrink_when_they_are_applied() {
     assert!(left.contains(".envrc\n1 file changed"), "{left}");
     assert_eq!((project.read("new").as_deref(), project.path("old").exists()), (Some("contents\n"), false));
     assert_eq!(project.changes(&["apply", "--allow", ".envrc", &id]).0, 0);
-    assert_eq!((project.kept(), project.read(".envrc").as_deref()), (Vec::<String>::new(), Some("x\n")));
+    assert_eq!((project.stored(), project.read(".envrc").as_deref()), (Vec::<String>::new(), Some("x\n")));
 }
 
 /// Promise (Files): The list of changes has the number of files that the run printed.
@@ -308,7 +308,7 @@ fn lists_and_runs_count_the_same_files() {
         assert!(status == 0 && stderr.contains(&format!("{expected} of ")), "{stderr}");
         let (_, stdout, _) = project.changes(&["ls"]);
         assert!(stdout.contains(&format!(" {expected} ")), "{stdout}");
-        assert_eq!(project.changes(&["discard", &project.kept().remove(0)]).0, 0);
+        assert_eq!(project.changes(&["discard", &project.stored().remove(0)]).0, 0);
     };
     count("mv old new", "1 file");
     count("mv old new; echo 2 >> b", "2 files");
@@ -336,7 +336,7 @@ fn selected_changes_are_discarded() {
     let project = Project::new(&[("a", "1\n"), ("b", "1\n"), ("old", "contents\n")]);
     let script = "echo 2 >> a; rm b; mv old new; mkdir logs; echo x > logs/l.log";
     assert_eq!(outcome(&mut project.run(&[], script)).0, 0);
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     for words in
         [&["discard", "--only", "none"][..], &["discard", "--dry-run", "--only", "none"], &["apply", "--only", "none"]]
     {
@@ -359,7 +359,7 @@ fn selected_changes_are_discarded() {
     assert_eq!(project.changes(&["apply", &id]).0, 0);
     assert_eq!((project.read("a").as_deref(), project.read("old").as_deref()), (Some("1\n2\n"), Some("contents\n")));
     assert!(["b", "new", "logs"].iter().all(|name| !project.path(name).exists()));
-    assert_eq!(project.kept(), Vec::<String>::new());
+    assert_eq!(project.stored(), Vec::<String>::new());
     let layer = project.state.path().join("layer.tar");
     let path = layer.to_str().expect("text");
     assert_eq!(outcome(&mut project.run(&["--save-changes", path], "echo 3 > c; echo 3 > d")).0, 0);
@@ -384,7 +384,7 @@ fn settings_of_cofferdam_are_not_applied() {
     for name in [".config/cofferdam/config.toml", ".local/share/cofferdam/plugins/x"] {
         assert!(stderr.contains(&format!("not applied: {name}: a directory of Cofferdam's own")), "{name}: {stderr}");
     }
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     let (status, _, stderr) = at_home(project.command(&["changes", "apply", "--allow", "**", &id]));
     assert_eq!((status, project.read("fine").as_deref()), (1, Some("fine\n")), "{stderr}");
     assert!([".config/cofferdam", ".local/share/cofferdam"].iter().all(|name| !project.path(name).exists()));
@@ -397,7 +397,7 @@ fn large_changes() -> (Project, String) {
         i=$((i+1)); done; echo 2 > edit; rm -r gone tofile; echo 3 > tofile; ln -s edit link";
     let (status, _, stderr) = outcome(&mut project.run(&["--quiet"], script));
     assert_eq!(status, 0, "{stderr}");
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     (project, id)
 }
 
@@ -423,7 +423,7 @@ fn applications_at_the_same_time_are_no_conflict() {
         assert!(status == 0 || stderr.contains("no change set has the id"), "{status} {stderr}");
     }
     assert!(has_large_changes(&project));
-    assert_eq!(project.kept(), Vec::<String>::new());
+    assert_eq!(project.stored(), Vec::<String>::new());
 }
 
 /// Promise (Files): If `changes apply` is killed, each file is whole, the changes are kept, and the next application
@@ -442,12 +442,12 @@ fn a_killed_application_is_completed() {
         }
         assert!(matches!(project.read("edit").as_deref(), Some("1\n" | "2\n")));
         assert!(project.read("tofile").is_none_or(|text| text == "3\n"));
-        if is_killed && !project.kept().is_empty() {
+        if is_killed && !project.stored().is_empty() {
             let (status, _, stderr) = project.changes(&["apply", &id]);
             assert_eq!(status, 0, "{delay} ms: {stderr}");
         }
         assert!(has_large_changes(&project), "{delay} ms");
-        assert_eq!(project.kept(), Vec::<String>::new());
+        assert_eq!(project.stored(), Vec::<String>::new());
     }
 }
 
@@ -470,14 +470,14 @@ fn a_full_disk_keeps_the_changes() {
     let script = "for name in a b c d e f; do head -c 300000 /dev/zero > $name; done";
     let run = ["run", "--allow-weaker", WEAKER, "--quiet", "--workspace", ".", "--", "sh", "-c", script];
     let (ran, _, run_stderr) = in_small(&run);
-    let id = project.kept().pop();
+    let id = project.stored().pop();
     let applied = id.as_ref().map(|id| in_small(&["changes", "apply", id]));
     let files: Vec<(String, usize)> = fs::read_dir(&small)
         .expect("a directory")
         .map(|entry| entry.expect("an entry"))
         .map(|entry| (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).map_or(0, |b| b.len())))
         .collect();
-    let kept = project.kept();
+    let stored = project.stored();
     let resized = Command::new("mount").args(["-o", "remount,size=8m"]).arg(&small).output();
     let again = id.as_ref().map(|id| in_small(&["changes", "apply", id]));
     let last = fs::read(small.join("f")).map_or(0, |bytes| bytes.len());
@@ -488,7 +488,7 @@ fn a_full_disk_keeps_the_changes() {
     let (status, _, stderr) = applied.expect("kept changes");
     assert!(status == 1 && stderr.contains("no space left to"), "{status} {stderr}");
     assert!(files.len() == 6 && files.iter().all(|(_, size)| matches!(size, 3 | 300_000)), "{files:?}");
-    assert_eq!(kept, [id.expect("an id")]);
+    assert_eq!(stored, [id.expect("an id")]);
     assert!(resized.is_ok_and(|output| output.status.success()));
     let (status, _, stderr) = again.expect("kept changes");
     assert_eq!((status, last), (0, 300_000), "{stderr}");
@@ -536,7 +536,7 @@ fn changes_belong_to_their_directory() {
     let project = Project::new(&[("a", "1\n")]);
     let other = Project::new(&[("a", "1\n")]);
     outcome(&mut project.run(&[], "echo 2 >> a"));
-    let id = project.kept().remove(0);
+    let id = project.stored().remove(0);
     let apply = |to: &Path| project.changes(&["apply", &id, "--to", to.to_str().expect("text")]);
     // What the host has there is not what the guest saw.
     let (status, _, stderr) = apply(other.directory.path());

@@ -274,13 +274,13 @@ fn runs_are_logged_and_the_log_is_verified() {
     // Nothing runs if logging fails.
     std::fs::rename(home.path().join("log"), home.path().join("old")).expect("moved");
     std::fs::write(home.path().join("log"), "in the way").expect("written");
-    let mark = home.path().join("workspace");
-    std::fs::create_dir(&mark).expect("created");
-    let workspace = format!("{}:rw", mark.display());
+    let directory = home.path().join("workspace");
+    std::fs::create_dir(&directory).expect("created");
+    let workspace = format!("{}:rw", directory.display());
     let words = ["--config", &config, "--workspace", &workspace, "--", "touch", "ran"];
     let (status, _, stderr) = outcome(&mut run(words));
     assert!(status == 125 && stderr.contains("the audit log cannot be written"), "{stderr}");
-    assert!(!mark.join("ran").exists());
+    assert!(!directory.join("ran").exists());
 }
 
 /// Promise (Code execution): The limits that the audit log states hold also without `--json`.
@@ -463,17 +463,20 @@ fn a_server_that_a_run_starts_does_not_keep_its_secrets() {
     };
     let output = server("status");
     let pid = json(&output)["pid"].as_u64();
-    let kept = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
+    let environment = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
     // The client supplies variables that the server does not have.
     let later = secret("require", "LATER");
     outcome(cofferdam().args(["serve", "stop"]).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path()));
     assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
     assert_eq!((later.0, later.1.trim_end()), (0, VALUE), "{}", later.2);
-    let kept = kept.unwrap_or_else(|| panic!("no server: {output}"));
-    let kept = String::from_utf8(kept).expect("text");
-    assert!(!kept.contains(VALUE), "it is in the server's environment: {kept:?}");
+    let environment = environment.unwrap_or_else(|| panic!("no server: {output}"));
+    let environment = String::from_utf8(environment).expect("text");
+    assert!(!environment.contains(VALUE), "it is in the server's environment: {environment:?}");
     for name in ["PATH=", "XDG_RUNTIME_DIR=", "SANDBOX_TIMEOUT_SEC=77"] {
-        assert!(kept.split('\0').any(|variable| variable.starts_with(name)), "{name} is missing: {kept:?}");
+        assert!(
+            environment.split('\0').any(|variable| variable.starts_with(name)),
+            "{name} is missing: {environment:?}"
+        );
     }
 }
 
@@ -530,10 +533,10 @@ fn no_server_starts_for_options_that_need_the_sandbox() {
         here(run(["--use-server", "start", "--json", "--verbose", "--lang", "python", "--code", "print(1)"]));
     let mut stop = cofferdam();
     stop.args(["serve", "stop"]);
-    let there = home.path().join("cofferdam/server.sock").exists();
+    let exists = home.path().join("cofferdam/server.sock").exists();
     here(stop);
     assert!(status == 0 && stderr.contains("run without a server"), "{stdout}{stderr}");
-    assert!(!there, "a server was started");
+    assert!(!exists, "a server was started");
 }
 
 #[test]

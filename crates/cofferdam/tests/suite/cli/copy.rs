@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -215,8 +215,8 @@ fn a_killed_copy_out_leaves_whole_files() {
     for delay in [0, 5, 10, 20, 40, 60, 80, 120, 160, 240, 320, 480] {
         let mut command = host.run(&["--copy-out", "o/*:out"], LARGE);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
-        let mut made = [0; 5];
-        std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut made).expect("the script ends");
+        let mut output = [0; 5];
+        std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut output).expect("the script ends");
         std::thread::sleep(Duration::from_millis(delay));
         child.kill().expect("killed");
         killed += usize::from(child.wait().expect("ended").code().is_none());
@@ -268,9 +268,9 @@ fn a_copy_out_to_a_full_disk_leaves_whole_files() {
         )
     };
     let mounted = |script: &str| {
-        let place = host.path("small").display().to_string();
+        let small = host.path("small").display().to_string();
         let prepared =
-            format!("set -e; mkdir -p {place}; mount -t tmpfs -o size=1m tmpfs {place}; cd {place}; {script}");
+            format!("set -e; mkdir -p {small}; mount -t tmpfs -o size=1m tmpfs {small}; cd {small}; {script}");
         let mut command = Command::new("unshare");
         outcome(command.args(["--mount", "sh", "-c", &prepared]).env("XDG_STATE_HOME", host.path(".state")))
     };
@@ -322,19 +322,13 @@ fn many_files_are_copied_out() {
     assert_eq!(host.names("few/3"), ["7.txt"]);
 }
 
-/// Promise (Files): A copy that takes long shows its progress on a terminal.
-#[test]
-fn a_long_copy_out_shows_its_progress() {
-    let host = Host::new(&[]);
-    let mut terminal = Terminal::new();
-    let script = "mkdir o; truncate -s 300M o/large; echo made";
-    let mut command = host.run(&["--copy-out", "o:out", "--max-copy", "400M"], script);
-    let mut child =
-        command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(terminal.stdio()).spawn().expect("it starts");
-    drop(command);
-    let mut made = [0; 5];
-    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut made).expect("the script ends");
-    // A copy that is stopped takes longer than the time without progress, however fast the host is.
+/// Starts a copy out that takes longer than the time without progress, however fast the host is.
+fn start_long_copy(host: &Host, options: &[&str], stderr: impl Into<Stdio>) -> Child {
+    let options = [&["--copy-out", "o:out", "--max-copy", "400M"], options].concat();
+    let mut command = host.run(&options, "mkdir o; truncate -s 300M o/large; echo made");
+    let mut child = command.env("TERM", "xterm").stdout(Stdio::piped()).stderr(stderr).spawn().expect("it starts");
+    let mut output = [0; 5];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut output).expect("the script ends");
     let pid = Pid::from_child(&child);
     for _ in 0..4 {
         std::thread::sleep(Duration::from_millis(15));
@@ -342,12 +336,29 @@ fn a_long_copy_out_shows_its_progress() {
         std::thread::sleep(Duration::from_millis(300));
         kill_process(pid, Signal::CONT).expect("continued");
     }
+    child
+}
+
+/// Promise (Files): A copy that takes long shows its progress on a terminal, and only there, and not with `--quiet`.
+#[test]
+fn a_long_copy_out_shows_its_progress() {
+    let host = Host::new(&[]);
+    let mut terminal = Terminal::new();
+    let mut child = start_long_copy(&host, &[], terminal.stdio());
     let seen = terminal.read_until("copying o out of the sandbox: ");
     assert!(child.wait().expect("ended").success(), "{seen}");
     assert_eq!(fs::metadata(host.path("out/o/large")).expect("a file").len(), 300 << 20);
-    // Without a terminal, there is no progress.
-    let (status, _, stderr) = outcome(&mut host.run(&["--copy-out", "o:again"], "mkdir o; truncate -s 100M o/large"));
-    assert_eq!((status, stderr.as_str()), (0, ""));
+
+    let child = start_long_copy(&host, &[], Stdio::piped());
+    let output = child.wait_with_output().expect("ended");
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let mut terminal = Terminal::new();
+    let mut child = start_long_copy(&host, &["--quiet"], terminal.stdio());
+    assert!(child.wait().expect("ended").success());
+    // Nothing came before what the test itself writes.
+    std::io::Write::write_all(&mut terminal.inside, b"end").unwrap();
+    assert_eq!(terminal.read_until("end"), "end");
 }
 
 /// Promise (Files): Where the kernel refuses an overlay, a copy-on-write workspace is a copy, and the posture says so
@@ -360,13 +371,13 @@ fn a_refused_overlay_becomes_a_copy() {
     }
     let host = Host::new(&[]);
     let program = env!("CARGO_BIN_EXE_cofferdam");
-    let place = host.path("place").display().to_string();
+    let disk = host.path("disk").display().to_string();
     // An overlay over an overlay: no owners can be mapped on it, and no third one mounted over it.
     let script = format!(
-        "set -e; mkdir {place}; mount -t tmpfs tmpfs {place}; cd {place}; mkdir l u1 w1 m1 u2 w2 m2; echo old > l/file; \
+        "set -e; mkdir {disk}; mount -t tmpfs tmpfs {disk}; cd {disk}; mkdir l u1 w1 m1 u2 w2 m2; echo old > l/file; \
          mount -t overlay one -o lowerdir=l,upperdir=u1,workdir=w1 m1; \
          mount -t overlay two -o lowerdir=m1,upperdir=u2,workdir=w2 m2; \
-         {program} run --allow-weaker {WEAKER} --json --workspace {place}/m2 -- sh -c 'cat file; echo new > file; rm -f x'; \
+         {program} run --allow-weaker {WEAKER} --json --workspace {disk}/m2 -- sh -c 'cat file; echo new > file; rm -f x'; \
          cat m2/file"
     );
     let mut command = Command::new("unshare");

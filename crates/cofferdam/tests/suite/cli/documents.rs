@@ -68,8 +68,8 @@ fn documented_command_on_code_gives_its_output() {
         {
             let Some(names) = field.strip_prefix("| `").and_then(|rest| rest.split(" | ").next()) else { continue };
             for name in names.split(['`', ',', ' ']).filter(|name| !name.is_empty()) {
-                let there = document.get(name).is_some() || ["screening", "session"].contains(&name);
-                assert!(there, "{name} is documented but missing: {document:#}");
+                let exists = document.get(name).is_some() || ["screening", "session"].contains(&name);
+                assert!(exists, "{name} is documented but missing: {document:#}");
             }
         }
     }

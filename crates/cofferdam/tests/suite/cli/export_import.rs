@@ -55,16 +55,16 @@ impl User {
 #[test]
 fn an_image_is_exported_and_imported_by_another_user() {
     let test = "an_image_is_exported_and_imported_by_another_user";
-    let (here, there) = (User::new(), User::new());
-    let Some(key) = here.build("default", test) else { return };
-    let file = there.path().join("image");
+    let (exporter, importer) = (User::new(), User::new());
+    let Some(key) = exporter.build("default", test) else { return };
+    let file = importer.path().join("image");
     let file = file.to_str().expect("a name");
-    let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", "--out", file]));
+    let (code, stdout, stderr) = outcome(&mut exporter.vm(&["export-image", "--out", file]));
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(stderr.contains("writing the image") && stderr.contains("cofferdam vm import-image"), "{stderr}");
     assert_eq!(std::fs::metadata(file).expect("it exists").permissions().mode() & 0o777, 0o600);
-    refused(&mut here.vm(&["export-image", "--out", file]), "already exists");
-    let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", &key, "--out", file, "--force", "--json"]));
+    refused(&mut exporter.vm(&["export-image", "--out", file]), "already exists");
+    let (code, stdout, stderr) = outcome(&mut exporter.vm(&["export-image", &key, "--out", file, "--force", "--json"]));
     let document = json(&stdout);
     assert_eq!((code, stderr.as_str(), document["key"].as_str()), (0, "", Some(&*key)), "{stdout}");
     let bytes = std::fs::metadata(file).expect("it exists").len();
@@ -73,12 +73,12 @@ fn an_image_is_exported_and_imported_by_another_user() {
         (Some(bytes), &false.into())
     );
 
-    let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", file]));
+    let (code, stdout, stderr) = outcome(&mut importer.vm(&["import-image", file]));
     let name = format!("imported-{}", &key[..12]);
     assert!(code == 0 && stdout.contains(&format!("image {name} (imported: the directory")), "{stdout}{stderr}");
-    let (_, stdout, _) = outcome(&mut there.vm(&["import-image", file, "--name", "mine", "--json"]));
+    let (_, stdout, _) = outcome(&mut importer.vm(&["import-image", file, "--name", "mine", "--json"]));
     assert!(json(&stdout)["key"] == *key && json(&stdout)["name"] == "mine", "{stdout}");
-    let (_, stdout, _) = outcome(&mut there.vm(&["images", "--json"]));
+    let (_, stdout, _) = outcome(&mut importer.vm(&["images", "--json"]));
     assert_eq!(json(&stdout)["images"].as_array().map(Vec::len), Some(2), "{stdout}");
 
     // An existing name stays with its image.
@@ -99,10 +99,10 @@ fn an_image_is_exported_and_imported_by_another_user() {
         (&["export-image", "none", "--out", "x"], "no image \"none\""),
         (&["export-image", "--out", "x"], "no image \"default\""),
     ] {
-        refused(&mut User::vm(&there, words), says);
+        refused(&mut User::vm(&importer, words), says);
     }
     // `snapshot restore` recognises the archive of an image.
-    let (code, _, stderr) = outcome(snapshot(["restore", file], there.path()).env("HOME", there.path()));
+    let (code, _, stderr) = outcome(snapshot(["restore", file], importer.path()).env("HOME", importer.path()));
     assert!(code != 0 && stderr.contains("cofferdam vm import-image"), "{stderr}");
 }
 
@@ -110,81 +110,81 @@ fn an_image_is_exported_and_imported_by_another_user() {
 #[test]
 fn encrypted_image_imports_with_its_key_only() {
     let test = "encrypted_image_imports_with_its_key_only";
-    let (here, there) = (User::new(), User::new());
-    if here.build("default", test).is_none() {
+    let (exporter, importer) = (User::new(), User::new());
+    if exporter.build("default", test).is_none() {
         return;
     }
     for (name, byte) in [("key", 1), ("other", 2)] {
-        key_file(there.path(), name, &[byte; 32]);
+        key_file(importer.path(), name, &[byte; 32]);
     }
-    let at = |name: &str| there.path().join(name).to_str().expect("a name").to_owned();
-    let (code, _, stderr) = outcome(&mut here.vm(&["export-image", "--out", &at("m"), "--key-file", &at("key")]));
+    let at = |name: &str| importer.path().join(name).to_str().expect("a name").to_owned();
+    let (code, _, stderr) = outcome(&mut exporter.vm(&["export-image", "--out", &at("m"), "--key-file", &at("key")]));
     assert!(code == 0 && stderr.contains("encrypted"), "{stderr}");
-    refused(&mut there.vm(&["import-image", "m"]), "no key was given");
-    refused(&mut there.vm(&["import-image", "m", "--key-file", "other"]), "key does not match");
-    assert!(there.store().is_empty());
-    assert_eq!(outcome(&mut there.vm(&["import-image", "m", "--key-file", "key"])).0, 0);
+    refused(&mut importer.vm(&["import-image", "m"]), "no key was given");
+    refused(&mut importer.vm(&["import-image", "m", "--key-file", "other"]), "key does not match");
+    assert!(importer.store().is_empty());
+    assert_eq!(outcome(&mut importer.vm(&["import-image", "m", "--key-file", "key"])).0, 0);
     // With a key, unauthenticated archives are refused.
-    assert_eq!(outcome(&mut here.vm(&["export-image", "--out", &at("open")])).0, 0);
-    refused(&mut there.vm(&["import-image", "open", "--key-file", "key"]), "not encrypted");
+    assert_eq!(outcome(&mut exporter.vm(&["export-image", "--out", &at("open")])).0, 0);
+    refused(&mut importer.vm(&["import-image", "open", "--key-file", "key"]), "not encrypted");
 }
 
 /// Creates a file whose import takes a while: an image with a disk of random bytes.
-fn large(here: &User, test: &str) -> Option<(PathBuf, String)> {
+fn large(exporter: &User, test: &str) -> Option<(PathBuf, String)> {
     let mut bytes = vec![0; 64 << 20];
     fastrand::Rng::with_seed(1).fill(&mut bytes);
-    std::fs::write(sample_root(here.path()).join("etc/large"), bytes).expect("a file");
-    let key = here.build("default", test)?;
-    let (code, _, stderr) = outcome(&mut here.vm(&["export-image", "--out", "large"]));
+    std::fs::write(sample_root(exporter.path()).join("etc/large"), bytes).expect("a file");
+    let key = exporter.build("default", test)?;
+    let (code, _, stderr) = outcome(&mut exporter.vm(&["export-image", "--out", "large"]));
     assert_eq!(code, 0, "{stderr}");
-    Some((here.path().join("large"), key))
+    Some((exporter.path().join("large"), key))
 }
 
 /// Promise (Virtual machines): A killed import or export leaves no partial image.
 #[test]
 fn a_killed_import_or_export_leaves_no_half_image() {
     let test = "a_killed_import_or_export_leaves_no_half_image";
-    let (here, there) = (User::new(), User::new());
-    let Some((file, key)) = large(&here, test) else { return };
+    let (exporter, importer) = (User::new(), User::new());
+    let Some((file, key)) = large(&exporter, test) else { return };
     let file = file.to_str().expect("a name");
     let mut seen = false;
     for (turn, signal) in (0..6).map(|turn| (turn, if turn % 2 == 0 { "KILL" } else { "INT" })) {
         // A killed one may have left something.
-        let before = there.store();
-        let mut child = start(&mut there.vm(&["import-image", file]));
+        let before = importer.store();
+        let mut child = start(&mut importer.vm(&["import-image", file]));
         let begun = Instant::now();
         // Some runs end before the import starts to write, or after it has ended.
-        while there.store() == before && begun.elapsed() < Duration::from_secs(20) {
+        while importer.store() == before && begun.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(2));
         }
         std::thread::sleep(Duration::from_millis(turn * 15));
-        seen |= there.store().iter().any(|name| name.starts_with("work."));
+        seen |= importer.store().iter().any(|name| name.starts_with("work."));
         let pid = rustix::process::Pid::from_child(&child);
         let signal_of = if signal == "KILL" { rustix::process::Signal::KILL } else { rustix::process::Signal::INT };
         rustix::process::kill_process(pid, signal_of).expect("it is not waited for yet");
         let status = child.wait().expect("it ends");
-        println!("   {signal} after {:?}: {status}, {:?}", begun.elapsed(), there.store());
+        println!("   {signal} after {:?}: {status}, {:?}", begun.elapsed(), importer.store());
         if signal == "INT" && !status.success() {
             assert_eq!(status.code(), Some(130));
-            assert!(!there.store().iter().any(|name| name.starts_with("work.")), "{:?}", there.store());
+            assert!(!importer.store().iter().any(|name| name.starts_with("work.")), "{:?}", importer.store());
         }
-        let (_, stdout, _) = outcome(&mut there.vm(&["images", "--json"]));
+        let (_, stdout, _) = outcome(&mut importer.vm(&["images", "--json"]));
         for image in json(&stdout)["images"].as_array().expect("a list") {
             assert!(image["size"].as_u64() > Some(64 << 20), "{image}");
         }
         if status.success() {
             let name = format!("imported-{}", &key[..12]);
-            assert_eq!(outcome(&mut there.vm(&["prune", "--name", &name, "--unused", "0s"])).0, 0);
+            assert_eq!(outcome(&mut importer.vm(&["prune", "--name", &name, "--unused", "0s"])).0, 0);
         }
     }
     assert!(seen, "nothing was killed while it wrote");
-    let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", file, "--name", "large", "--json"]));
+    let (code, stdout, stderr) = outcome(&mut importer.vm(&["import-image", file, "--name", "large", "--json"]));
     assert!(code == 0 && json(&stdout)["size"].as_u64() > Some(64 << 20), "{stdout}{stderr}");
-    assert!(!there.store().iter().any(|name| name.starts_with("work.")), "{:?}", there.store());
-    let mut child = start(&mut here.vm(&["export-image", "--out", "half"]));
+    assert!(!importer.store().iter().any(|name| name.starts_with("work.")), "{:?}", importer.store());
+    let mut child = start(&mut exporter.vm(&["export-image", "--out", "half"]));
     std::thread::sleep(Duration::from_millis(100));
     child.kill().and_then(|()| child.wait()).expect("it ends");
-    let names = std::fs::read_dir(here.path()).expect("a list").map(|entry| entry.expect("one").file_name());
+    let names = std::fs::read_dir(exporter.path()).expect("a list").map(|entry| entry.expect("one").file_name());
     assert!(!names.into_iter().any(|name| name.to_string_lossy().contains("half")), "a half file is left");
 }
 
@@ -196,14 +196,14 @@ fn a_full_disk_leaves_no_half_image() {
         println!("SKIP {test}: only root mounts a small file system");
         return;
     }
-    let here = User::new();
-    let Some((file, _)) = large(&here, test) else { return };
+    let exporter = User::new();
+    let Some((file, _)) = large(&exporter, test) else { return };
     // The file system is private to this process and vanishes with it.
     let script = "mount -t tmpfs -o size=8m none . || exit 77; cd \"$PWD\"; \"$@\"; code=$?; find . >&2; exit $code";
-    let there = User::new();
-    let mut command = with_nothing(Command::new("unshare"), there.path());
+    let importer = User::new();
+    let mut command = with_nothing(Command::new("unshare"), importer.path());
     command.args(["--mount", "sh", "-c", script, "sh", env!("CARGO_BIN_EXE_cofferdam"), "vm", "import-image"]);
-    let (code, stdout, stderr) = outcome(command.arg(&file).current_dir(there.path()));
+    let (code, stdout, stderr) = outcome(command.arg(&file).current_dir(importer.path()));
     if code == 77 {
         println!("SKIP {test}: nothing can be mounted here");
         return;
@@ -228,20 +228,20 @@ fn counted(text: &str) -> Vec<u32> {
 #[test]
 fn vm_resumes_on_another_host_with_its_exported_image() {
     let test = "vm_resumes_on_another_host_with_its_exported_image";
-    let (place, there) = (tempfile::tempdir().expect("a directory"), User::new());
+    let (directory, importer) = (tempfile::tempdir().expect("a directory"), User::new());
     let words = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m", "--when-prints", "count 5\n", "--"];
-    let save = snapshot(words.iter().chain(&["sh", "-c", COUNTER]), place.path());
+    let save = snapshot(words.iter().chain(&["sh", "-c", COUNTER]), directory.path());
     let Some(mut save) = with_vms(save, test) else { return };
     let (code, stdout, stderr) = outcome(&mut save);
     assert_eq!(code, 0, "{stdout}{stderr}");
     let before = counted(&stdout);
     assert!(before[0] == 1 && before.last() >= Some(&5), "{before:?}");
-    std::fs::copy(place.path().join("m"), there.path().join("m")).expect("a copy");
+    std::fs::copy(directory.path().join("m"), importer.path().join("m")).expect("a copy");
 
     let restore = |words: &[&str]| {
-        let mut command = with_vms(snapshot(["restore", "m", "--allow-weaker", WEAKER], there.path()), test)
+        let mut command = with_vms(snapshot(["restore", "m", "--allow-weaker", WEAKER], importer.path()), test)
             .expect("VMs are available");
-        command.args(words).env("COFFERDAM_VM_IMAGES", there.path().join("images")).env_remove("COFFERDAM_VM_IMAGE");
+        command.args(words).env("COFFERDAM_VM_IMAGES", importer.path().join("images")).env_remove("COFFERDAM_VM_IMAGE");
         outcome(&mut command)
     };
     let (code, _, stderr) = restore(&["--attach"]);
@@ -249,11 +249,11 @@ fn vm_resumes_on_another_host_with_its_exported_image() {
     assert!(code == 127 && key.len() == 64 && stderr.contains("cofferdam vm import-image"), "{code} {stderr}");
 
     // Follows the remedy of the error.
-    let file = there.path().join("image");
+    let file = importer.path().join("image");
     let mut export = with_vms(cofferdam(), test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(export.args(["vm", "export-image", &key, "--out"]).arg(&file));
     assert_eq!(code, 0, "{stdout}{stderr}");
-    let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", "image", "--json"]));
+    let (code, stdout, stderr) = outcome(&mut importer.vm(&["import-image", "image", "--json"]));
     assert!(code == 0 && json(&stdout)["key"] == *key, "{stdout}{stderr}");
 
     // The program resumes from the same state in each restore, and ends normally.
@@ -270,7 +270,7 @@ fn vm_resumes_on_another_host_with_its_exported_image() {
     let name = format!("imported-{}", &key[..12]);
     let run = super::run(["--level", "vm", "--image", &name, "--memory", "96M", "--", "echo", "works"]);
     let mut run = with_vms(run, test).expect("VMs are available");
-    let (code, stdout, stderr) = outcome(run.env("COFFERDAM_VM_IMAGES", there.path().join("images")));
+    let (code, stdout, stderr) = outcome(run.env("COFFERDAM_VM_IMAGES", importer.path().join("images")));
     assert_eq!((code, stdout.as_str()), (0, "works\n"), "{stderr}");
 }
 
@@ -291,9 +291,9 @@ fn occurrences(bytes: &[u8], of: &[u8]) -> usize {
 #[test]
 fn encrypted_vm_archive_hides_its_contents_and_detects_changes() {
     let test = "encrypted_vm_archive_hides_its_contents_and_detects_changes";
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for (name, byte) in [("key", 3), ("other", 4)] {
-        key_file(place.path(), name, &[byte; 32]);
+        key_file(directory.path(), name, &[byte; 32]);
     }
     // Random bytes appear unchanged in an archive, compressed or not.
     let code = "import os, time\nkept = os.urandom(1 << 20)\nprint('kept ' + kept[300000:300016].hex() + ' end', flush=True)\n\
@@ -301,7 +301,7 @@ fn encrypted_vm_archive_hides_its_contents_and_detects_changes() {
     let save = |words: &[&str]| {
         let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--quiet", "--timeout", "1h"];
         let rest = ["--when-prints", " end", "--lang", "python", "--code", code];
-        let mut command = with_vms(snapshot(fixed.iter().chain(words).chain(&rest), place.path()), test)?;
+        let mut command = with_vms(snapshot(fixed.iter().chain(words).chain(&rest), directory.path()), test)?;
         let (code, stdout, stderr) = outcome(&mut command);
         assert_eq!(code, 0, "{stdout}{stderr}");
         let digits = stdout.trim().strip_prefix("kept ").expect("its word").trim_end_matches(" end").to_owned();
@@ -310,7 +310,7 @@ fn encrypted_vm_archive_hides_its_contents_and_detects_changes() {
     };
     let Some(in_open) = save(&["--out", "open"]) else { return };
     let in_locked = save(&["--out", "locked", "--key-file", "key"]).expect("VMs are available");
-    let read = |name: &str| std::fs::read(place.path().join(name)).expect("it exists");
+    let read = |name: &str| std::fs::read(directory.path().join(name)).expect("it exists");
     let (open, locked) = (read("open"), read("locked"));
     // Checks that the search finds existing data.
     assert_eq!(occurrences(&open, &in_open), 1);
@@ -323,9 +323,9 @@ fn encrypted_vm_archive_hides_its_contents_and_detects_changes() {
     }
 
     let restore = |bytes: &[u8], words: &[&str]| {
-        std::fs::write(place.path().join("bad"), bytes).expect("a file");
+        std::fs::write(directory.path().join("bad"), bytes).expect("a file");
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
-        with_vms(snapshot(fixed.iter().chain(words).chain(&["--", "echo", "works"]), place.path()), test)
+        with_vms(snapshot(fixed.iter().chain(words).chain(&["--", "echo", "works"]), directory.path()), test)
             .expect("VMs are available")
     };
     let key = &["--key-file", "key"][..];

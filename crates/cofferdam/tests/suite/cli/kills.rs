@@ -21,8 +21,8 @@ const GROUPS_DEPTH: usize = 12;
 const STAYS: &str = "echo more > /workspace/file; echo ready; while :; do echo less > /workspace/other; done";
 
 fn moments(test: &str) -> fastrand::Rng {
-    let given = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    let configured = std::env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
+    let seed = configured.unwrap_or_else(|| fastrand::u64(..));
     println!("{test}: {SEED}={seed}");
     fastrand::Rng::with_seed(seed)
 }
@@ -116,15 +116,15 @@ impl Started {
 }
 
 /// Directories for a command that shares only the image with other tests.
-struct Place(tempfile::TempDir);
+struct Fixture(tempfile::TempDir);
 
-impl Place {
+impl Fixture {
     fn new() -> Self {
-        let place = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         for name in ["tmp", "cache", "out"] {
-            std::fs::create_dir(place.path().join(name)).expect("a directory");
+            std::fs::create_dir(directory.path().join(name)).expect("a directory");
         }
-        Self(place)
+        Self(directory)
     }
 
     fn path(&self) -> &Path {
@@ -165,11 +165,11 @@ impl Place {
 #[test]
 fn a_killed_run_leaves_nothing() {
     let test = "a_killed_run_leaves_nothing";
-    let place = Place::new();
+    let fixture = Fixture::new();
     let words = ["--level", "vm", "--memory", "96M", "--timeout", "1h", "--", "sh", "-c", STAYS];
-    let Some(command) = place.command(run(words), test) else { return };
+    let Some(command) = fixture.command(run(words), test) else { return };
     let mut random = moments(test);
-    let mut after = |most: u64| Duration::from_millis(random.u64(..most));
+    let mut after = |max: u64| Duration::from_millis(random.u64(..max));
     Started::new(&command).kill(after(300));
     let booting = Started::new(&command);
     booting.has_vmm();
@@ -177,9 +177,9 @@ fn a_killed_run_leaves_nothing() {
     let mut running = Started::new(&command);
     running.has_printed("ready");
     running.kill(after(100));
-    assert_eq!(place.files(), BTreeSet::new());
+    assert_eq!(fixture.files(), BTreeSet::new());
     let words = ["--level", "vm", "--memory", "96M", "--", "echo", "works"];
-    let (code, stdout, stderr) = outcome(&mut place.command(run(words), test).expect("VMs are available"));
+    let (code, stdout, stderr) = outcome(&mut fixture.command(run(words), test).expect("VMs are available"));
     assert_eq!((code, &*stdout), (0, "works\n"), "{stderr}");
 }
 
@@ -187,24 +187,24 @@ fn a_killed_run_leaves_nothing() {
 #[test]
 fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
     let test = "a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else";
-    let place = Place::new();
+    let fixture = Fixture::new();
     let save = |words: &[&str]| {
         let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--timeout", "1h", "--out", "m"];
         let command = ["--when-prints", "ready", "--", "sh", "-c", STAYS];
-        place.snapshot(&[&fixed, words, &command].concat(), test)
+        fixture.snapshot(&[&fixed, words, &command].concat(), test)
     };
     let Some(first) = save(&[]) else { return };
     let mut random = moments(test);
-    let mut after = |most: u64| Duration::from_millis(random.u64(..most));
+    let mut after = |max: u64| Duration::from_millis(random.u64(..max));
     let is_whole = || {
-        let (code, _, stderr) = outcome(&mut place.snapshot(&["inspect", "--verify", "m"], test).expect("machines"));
+        let (code, _, stderr) = outcome(&mut fixture.snapshot(&["inspect", "--verify", "m"], test).expect("machines"));
         assert_eq!(code, 0, "{stderr}");
     };
-    let archive = place.path().join("out/m");
+    let archive = fixture.path().join("out/m");
     let booting = Started::new(&first);
     booting.has_vmm();
     booting.kill(after(500));
-    assert_eq!(place.files(), BTreeSet::new());
+    assert_eq!(fixture.files(), BTreeSet::new());
     for _ in 0..3 {
         let mut saving = Started::new(&first);
         saving.has_printed("ready");
@@ -213,7 +213,7 @@ fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
             is_whole();
             std::fs::remove_file(&archive).expect("it is removed");
         }
-        assert_eq!(place.files(), BTreeSet::new());
+        assert_eq!(fixture.files(), BTreeSet::new());
     }
     let (code, _, stderr) = outcome(&mut save(&["--compression", "1"]).expect("VMs are available"));
     assert_eq!(code, 0, "{stderr}");
@@ -222,18 +222,20 @@ fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
     replacing.has_printed("ready");
     replacing.kill(after(900));
     is_whole();
-    assert_eq!(place.files(), BTreeSet::from(["out/m".to_owned()]));
+    assert_eq!(fixture.files(), BTreeSet::from(["out/m".to_owned()]));
     let restore = |command: &[&str]| {
-        place.snapshot(&[&["restore", "m", "--allow-weaker", WEAKER, "--"], command].concat(), test).expect("machines")
+        fixture
+            .snapshot(&[&["restore", "m", "--allow-weaker", WEAKER, "--"], command].concat(), test)
+            .expect("machines")
     };
-    for most in [400, 900] {
-        Started::new(&restore(&["sleep", "600"])).kill(after(most));
-        assert_eq!(place.files(), BTreeSet::from(["out/m".to_owned()]));
+    for max in [400, 900] {
+        Started::new(&restore(&["sleep", "600"])).kill(after(max));
+        assert_eq!(fixture.files(), BTreeSet::from(["out/m".to_owned()]));
     }
     let restoring = Started::new(&restore(&["sleep", "600"]));
     restoring.has_vmm();
     restoring.kill(after(300));
-    assert_eq!(place.files(), BTreeSet::from(["out/m".to_owned()]));
+    assert_eq!(fixture.files(), BTreeSet::from(["out/m".to_owned()]));
     let (code, stdout, stderr) = outcome(&mut restore(&["cat", "file"]));
     assert_eq!((code, &*stdout), (0, "more\n"), "{stderr}");
 }

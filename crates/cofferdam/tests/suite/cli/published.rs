@@ -248,7 +248,7 @@ fn ports_that_cannot_be_published_are_refused() {
         (&many, "at most 16 ports"),
         (&["--backend", "simulated", "--publish", "0:8000"], "cannot connect to ports of a sandbox"),
     ] {
-        let mark = directory.path().join("mark");
+        let marker = directory.path().join("mark");
         let workspace = &format!("{}:rw", directory.path().display());
         let mut words = options.to_vec();
         if !words.contains(&"simulated") {
@@ -257,7 +257,7 @@ fn ports_that_cannot_be_published_are_refused() {
         let (status, stdout, stderr) = outcome(&mut run(words.into_iter().chain(["--", "touch", "mark"])));
         assert_eq!((status, stdout.as_str()), (125, ""), "{options:?}: {stderr}");
         assert!(stderr.contains(expected), "{options:?}: {stderr}");
-        assert!(!mark.exists(), "{options:?}");
+        assert!(!marker.exists(), "{options:?}");
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
 }

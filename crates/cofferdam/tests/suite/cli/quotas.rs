@@ -305,6 +305,6 @@ print(most, flush=True)
 os.kill(0, 9)";
     let (_, output, errors) =
         outcome(&mut run(["--processes", "12", "--timeout", "30s", "--lang", "python", "--code", racing]));
-    let most: u32 = output.trim().parse().unwrap_or_else(|_| panic!("{output}\n{errors}"));
-    assert!((8..=12).contains(&most), "{most}");
+    let count: u32 = output.trim().parse().unwrap_or_else(|_| panic!("{output}\n{errors}"));
+    assert!((8..=12).contains(&count), "{count}");
 }

@@ -96,10 +96,10 @@ impl Docker {
     }
 
     /// Pushes images to a registry without TLS, which ends afterwards and leaves its files in `storage`.
-    fn push(&self, images: &[(&str, &str)], place: &Path, storage: &Value) {
+    fn push(&self, images: &[(&str, &str)], directory: &Path, storage: &Value) {
         let port = free_port();
         let config = json!({"version": "0.1", "storage": storage, "http": {"addr": format!("127.0.0.1:{port}")}});
-        let _registry = Registry::start(&config, &place.join("plain.yml"), Some(self.pid));
+        let _registry = Registry::start(&config, &directory.join("plain.yml"), Some(self.pid));
         for (image, repository) in images {
             let name = format!("127.0.0.1:{port}/{repository}");
             self.run(&["tag", image, &name]);
@@ -123,14 +123,14 @@ fn free_port() -> u16 {
 }
 
 /// Starts a registry with TLS and a password. Returns it, its address and the certificate of its authority.
-fn secured(place: &Path, storage: &Value) -> (Registry, String, String) {
+fn secured(directory: &Path, storage: &Value) -> (Registry, String, String) {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
     let key = KeyPair::generate().expect("a key");
     let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("a name");
     let certificate = params.signed_by(&key, &authority).expect("a certificate");
-    let path = |name: &str| place.join(name);
+    let path = |name: &str| directory.join(name);
     fs::write(path("cert.pem"), certificate.pem()).expect("a file");
     fs::write(path("key.pem"), key.serialize_pem()).expect("a file");
     fs::write(path("htpasswd"), HTPASSWD).expect("a file");
@@ -184,18 +184,18 @@ fn images_of_a_secured_registry_run_at_each_level() {
     let test = "images_of_a_secured_registry_run_at_each_level";
     let Some(docker) = Docker::find(test) else { return };
     let temp = tempfile::tempdir().expect("a directory");
-    let place = temp.path();
-    fs::create_dir(place.join("context")).expect("created");
-    fs::write(place.join("context/Dockerfile"), DOCKERFILE).expect("written");
+    let directory = temp.path();
+    fs::create_dir(directory.join("context")).expect("created");
+    fs::write(directory.join("context/Dockerfile"), DOCKERFILE).expect("written");
     let built = format!("cofferdam-test/pushed-{}:1", std::process::id());
-    docker.run(&["build", "--network", "none", "-t", &built, &place.join("context").display().to_string()]);
+    docker.run(&["build", "--network", "none", "-t", &built, &directory.join("context").display().to_string()]);
     // The engine has a network namespace of its own, so two registries have the same files.
-    let storage = json!({"filesystem": {"rootdirectory": place.join("storage")}});
-    docker.push(&[(&built, "team/built:1"), (BASE, "team/base:1")], place, &storage);
+    let storage = json!({"filesystem": {"rootdirectory": directory.join("storage")}});
+    docker.push(&[(&built, "team/built:1"), (BASE, "team/base:1")], directory, &storage);
     docker.run(&["rmi", &built]);
-    let (_registry, host, authority) = secured(place, &storage);
+    let (_registry, host, authority) = secured(directory, &storage);
     let (name, base) = (format!("{host}/team/built:1"), format!("{host}/team/base:1"));
-    let user = User(place.join("user"));
+    let user = User(directory.join("user"));
     let login = |auth: &str| user.write(".docker/config.json", &json!({"auths": {&host: {"auth": auth}}}).to_string());
 
     // Base64 of `tester:open sesame` and of `tester:wrong`.

@@ -65,11 +65,11 @@ impl Person {
             assert!(wait_readable(&self.terminal.screen), "'{text}' never came: {:?}", self.seen);
             let count = self.terminal.screen.read(&mut piece).expect("readable");
             self.seen += &String::from_utf8_lossy(&piece[..count]);
-            let asked = self.seen.matches(WHERE).count();
-            for _ in self.answered..asked {
+            let questions = self.seen.matches(WHERE).count();
+            for _ in self.answered..questions {
                 self.types("\x1b[5;1R");
             }
-            self.answered = asked;
+            self.answered = questions;
         }
     }
 
@@ -119,8 +119,8 @@ fn a_person_talks_with_python() {
     let before = census();
     let (home, workspace) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     std::fs::set_permissions(workspace.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
-    let place = format!("{}:rw", workspace.path().display());
-    let mut person = Person::sits_down(&["--workspace", &place, "--disk", "none"], home.path());
+    let mount = format!("{}:rw", workspace.path().display());
+    let mut person = Person::sits_down(&["--workspace", &mount, "--disk", "none"], home.path());
     person.enters("x = 20");
     person.is_asked();
     person.enters("x + 22");
@@ -175,8 +175,8 @@ fn a_person_talks_with_python() {
     let history = home.path().join("cofferdam/history-python");
     let mode = |path: &Path| std::fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
     assert_eq!((mode(&history), mode(&home.path().join("cofferdam"))), (0o600, 0o700));
-    let kept = std::fs::read_to_string(&history).expect("readable");
-    assert!(kept.starts_with("x = 20\nx + 22\n") && kept.ends_with("x\n"), "{kept}");
+    let saved = std::fs::read_to_string(&history).expect("readable");
+    assert!(saved.starts_with("x = 20\nx + 22\n") && saved.ends_with("x\n"), "{saved}");
     let mut person = Person::sits_down(&[], home.path());
     for line in ["x", "print('spin'", "nope", "x + 1"] {
         person.types(UP);

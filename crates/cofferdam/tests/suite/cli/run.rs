@@ -85,8 +85,8 @@ fn a_script_has_its_own_name_with_and_without_its_whole_result() {
 
 #[test]
 fn the_operators_time_out_caps_the_callers() {
-    for (cap, asked, reported) in [("1", "9s", 1.0), ("9", "1s", 1.0)] {
-        let mut command = run(["--json", "--timeout", asked, "--", "true"]);
+    for (cap, requested, reported) in [("1", "9s", 1.0), ("9", "1s", 1.0)] {
+        let mut command = run(["--json", "--timeout", requested, "--", "true"]);
         let (status, stdout, stderr) = outcome(command.env("SANDBOX_TIMEOUT_SEC", cap).env("SANDBOX_TYPE", "LOCAL"));
         assert_eq!((status, super::json(&stdout)["limits"]["wall_time"].as_f64()), (0, Some(reported)), "{stderr}");
     }
@@ -98,21 +98,21 @@ fn a_file_of_the_workspace_runs_in_its_place() {
     std::fs::create_dir(directory.path().join("lib")).unwrap();
     std::fs::write(directory.path().join("lib/helper.py"), "WORD = 'helped'").unwrap();
     std::fs::write(directory.path().join("lib/main.py"), "import helper; print(helper.WORD, __file__)").unwrap();
-    let (place, file) = (directory.path().to_str().unwrap(), directory.path().join("lib/main.py"));
-    let words = ["--workspace", &format!("{place}:ro"), file.to_str().unwrap()];
+    let (workspace, file) = (directory.path().to_str().unwrap(), directory.path().join("lib/main.py"));
+    let words = ["--workspace", &format!("{workspace}:ro"), file.to_str().unwrap()];
     assert_eq!(ended(&words), quietly(0, "helped /workspace/lib/main.py\n"));
 }
 
 #[test]
 fn the_workspace_is_writable_only_as_asked() {
     let directory = tempfile::tempdir().unwrap();
-    let place = directory.path().to_str().unwrap();
+    let workspace = directory.path().to_str().unwrap();
     assert_eq!(
-        ended(&["--workspace", &format!("{place}:rw"), "--", "sh", "-c", "echo 1 > made; pwd"]),
+        ended(&["--workspace", &format!("{workspace}:rw"), "--", "sh", "-c", "echo 1 > made; pwd"]),
         quietly(0, "/workspace\n")
     );
     assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
-    let (code, _, _) = ended(&["--workspace", &format!("{place}:ro"), "--", "sh", "-c", "echo 2 > made"]);
+    let (code, _, _) = ended(&["--workspace", &format!("{workspace}:ro"), "--", "sh", "-c", "echo 2 > made"]);
     assert_ne!(code, 0);
     assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
 }

@@ -30,9 +30,9 @@ while True:
     time.sleep(0.05)
 ";
 
-pub(super) fn snapshot<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>, place: &Path) -> Command {
+pub(super) fn snapshot<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>, directory: &Path) -> Command {
     let mut command = cofferdam();
-    command.arg("snapshot").args(words).current_dir(place);
+    command.arg("snapshot").args(words).current_dir(directory);
     command
 }
 
@@ -106,8 +106,8 @@ impl Parts {
 }
 
 /// Creates a key file that only its owner can read.
-pub(super) fn key_file(place: &Path, name: &str, contents: &[u8]) -> PathBuf {
-    let path = place.join(name);
+pub(super) fn key_file(directory: &Path, name: &str, contents: &[u8]) -> PathBuf {
+    let path = directory.join(name);
     std::fs::write(&path, contents).expect("a file");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("its owner's");
     path
@@ -123,9 +123,9 @@ type Change<T> = fn(&mut T);
 
 #[test]
 fn archive_is_shown_without_a_vm() {
-    let place = tempfile::tempdir().expect("a directory");
-    Parts::sample().write(&place.path().join("m"), None);
-    let (code, text, stderr) = outcome(&mut snapshot(["inspect", "m"], place.path()));
+    let directory = tempfile::tempdir().expect("a directory");
+    Parts::sample().write(&directory.path().join("m"), None);
+    let (code, text, stderr) = outcome(&mut snapshot(["inspect", "m"], directory.path()));
     assert_eq!((code, stderr.as_str()), (0, ""), "{text}");
     for part in
         ["not encrypted", "qemu 0.9.1", "0123456789abcdef", "1 MiB of memory", "its command has ended", "--verify"]
@@ -133,7 +133,7 @@ fn archive_is_shown_without_a_vm() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains('\u{1b}'), "{text:?}");
-    let (code, text, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], place.path()));
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], directory.path()));
     let shown = json(&text);
     assert_eq!((code, shown["encrypted"].as_bool(), shown["version"].as_u64()), (0, Some(false), Some(1)));
     assert_eq!(shown["parts"][2]["size"], 1 << 20);
@@ -141,21 +141,21 @@ fn archive_is_shown_without_a_vm() {
     assert_eq!(shown["machine"]["limits"]["wall_time"], 9.0);
     let mut odd = Parts::sample();
     odd.machine["manifest"]["format"] = 2.into();
-    odd.write(&place.path().join("odd"), None);
-    let (code, text, _) = outcome(&mut snapshot(["inspect", "odd"], place.path()));
+    odd.write(&directory.path().join("odd"), None);
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "odd"], directory.path()));
     assert!(code == 0 && text.contains("its format is 2"), "{text}");
     let mut old = Parts::sample();
     old.machine["manifest"]["guest"]["version"] = 2.into();
-    old.write(&place.path().join("old"), None);
-    let (code, text, _) = outcome(&mut snapshot(["inspect", "old"], place.path()));
+    old.write(&directory.path().join("old"), None);
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "old"], directory.path()));
     assert!(code == 0 && text.contains("its agent speaks version 2"), "{text}");
 }
 
 /// Promise (Virtual machines): A damaged archive is refused before any VM is created.
 #[test]
 fn damaged_archives_are_refused_before_a_vm_is_created() {
-    let place = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| place.path().join(name);
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
     Parts::sample().write(&at("m"), None);
     let whole = std::fs::read(at("m")).expect("it exists");
     let mut tampered = whole.clone();
@@ -173,7 +173,7 @@ fn damaged_archives_are_refused_before_a_vm_is_created() {
         ("text", "not an archive"),
         ("newer", "format version 2"),
     ] {
-        refused(&mut snapshot(["inspect", "--verify", name], place.path()), says);
+        refused(&mut snapshot(["inspect", "--verify", name], directory.path()), says);
     }
     for (name, says) in [
         ("text", "not an archive"),
@@ -181,7 +181,7 @@ fn damaged_archives_are_refused_before_a_vm_is_created() {
         ("none", "no such file"),
         (".", "not a regular file"),
     ] {
-        let mut restore = with_nothing(snapshot(["restore", name, "--", "true"], place.path()), place.path());
+        let mut restore = with_nothing(snapshot(["restore", name, "--", "true"], directory.path()), directory.path());
         refused(&mut restore, says);
     }
     // The parts are compared with the description of the VM, without asking a VMM.
@@ -197,7 +197,7 @@ fn damaged_archives_are_refused_before_a_vm_is_created() {
         lie(&mut parts);
         parts.write(&at("lie"), None);
         let says = if says.starts_with("belongs") { "its format is 9" } else { says };
-        refused(&mut with_nothing(snapshot(["restore", "lie"], place.path()), place.path()), says);
+        refused(&mut with_nothing(snapshot(["restore", "lie"], directory.path()), directory.path()), says);
     }
     assert!(!at("images").exists() && !at(".cache").exists(), "a refusal made something");
 }
@@ -206,22 +206,22 @@ fn damaged_archives_are_refused_before_a_vm_is_created() {
 /// key in an error.
 #[test]
 fn keys_are_exact_and_their_owners_alone() {
-    let place = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| place.path().join(name);
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
     Parts::sample().write(&at("locked"), Some(&Key::new(&[0xab; 32]).expect("a key")));
     Parts::sample().write(&at("open"), None);
-    key_file(place.path(), "key", &[0xab; 32]);
-    key_file(place.path(), "digits", format!("{}\n", "ab".repeat(32)).as_bytes());
-    key_file(place.path(), "other", &[0xac; 32]);
-    key_file(place.path(), "short", b"secretsecret");
+    key_file(directory.path(), "key", &[0xab; 32]);
+    key_file(directory.path(), "digits", format!("{}\n", "ab".repeat(32)).as_bytes());
+    key_file(directory.path(), "other", &[0xac; 32]);
+    key_file(directory.path(), "short", b"secretsecret");
     std::fs::copy(at("key"), at("loose")).expect("a copy");
     std::fs::set_permissions(at("loose"), std::fs::Permissions::from_mode(0o640)).expect("others' too");
     for key in ["key", "digits"] {
         let words = ["inspect", "locked", "--verify", "--json", "--key-file", key];
-        let (code, text, stderr) = outcome(&mut snapshot(words, place.path()));
+        let (code, text, stderr) = outcome(&mut snapshot(words, directory.path()));
         assert!(code == 0 && json(&text)["machine"]["image"] == "0123456789abcdef", "{text}{stderr}");
     }
-    let (code, text, _) = outcome(&mut snapshot(["inspect", "locked"], place.path()));
+    let (code, text, _) = outcome(&mut snapshot(["inspect", "locked"], directory.path()));
     assert!(code == 0 && text.contains("encrypted") && text.contains("--key-file") && !text.contains("qemu"), "{text}");
     for (words, says) in [
         (&["inspect", "locked", "--key-file", "other"][..], "key does not match"),
@@ -233,7 +233,7 @@ fn keys_are_exact_and_their_owners_alone() {
         (&["restore", "locked", "--key-file", "other"], "key does not match"),
         (&["restore", "open", "--key-file", "key"], "not encrypted"),
     ] {
-        let mut command = with_nothing(snapshot(words, place.path()), place.path());
+        let mut command = with_nothing(snapshot(words, directory.path()), directory.path());
         let (code, _, stderr) = outcome(&mut command);
         assert!(code != 0 && stderr.contains(says) && !stderr.contains("secret"), "{words:?}: {code} {stderr}");
     }
@@ -241,8 +241,8 @@ fn keys_are_exact_and_their_owners_alone() {
 
 #[test]
 fn invalid_save_is_refused_before_a_vm_is_created() {
-    let place = tempfile::tempdir().expect("a directory");
-    std::fs::write(place.path().join("there"), "others").expect("a file");
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("there"), "others").expect("a file");
     let cases = [
         (&["--out", "there"][..], "already exists"),
         (&["--out", "no/such/m"], "directory that exists"),
@@ -261,46 +261,46 @@ fn invalid_save_is_refused_before_a_vm_is_created() {
     ];
     for (words, says) in cases {
         let words = ["save"].iter().chain(words).chain(&["--", "true"]);
-        refused(&mut with_nothing(snapshot(words, place.path()), place.path()), says);
+        refused(&mut with_nothing(snapshot(words, directory.path()), directory.path()), says);
     }
-    refused(&mut snapshot(["save", "--", "true"], place.path()), "--out");
+    refused(&mut snapshot(["save", "--", "true"], directory.path()), "--out");
     let names: Vec<_> =
-        std::fs::read_dir(place.path()).expect("a list").map(|entry| entry.expect("one").file_name()).collect();
+        std::fs::read_dir(directory.path()).expect("a list").map(|entry| entry.expect("one").file_name()).collect();
     assert_eq!(names, ["there"]);
-    assert_eq!(std::fs::read(place.path().join("there")).expect("it stays"), b"others");
+    assert_eq!(std::fs::read(directory.path().join("there")).expect("it stays"), b"others");
 }
 
 /// Promise (Code execution): `snapshot save` analyses and logs code before it creates a VM.
 #[test]
 fn code_is_analyzed_and_logged_before_a_vm_is_created() {
-    let place = tempfile::tempdir().expect("a directory");
-    let log = place.path().join("log");
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
     let config = format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n");
-    std::fs::write(place.path().join("config.toml"), config).expect("written");
+    std::fs::write(directory.path().join("config.toml"), config).expect("written");
     let save = |words: &[&str]| {
         let fixed = ["save", "--config", "config.toml", "--allow-weaker", WEAKER, "--out", "m"];
-        with_nothing(snapshot(fixed.iter().chain(words), place.path()), place.path())
+        with_nothing(snapshot(fixed.iter().chain(words), directory.path()), directory.path())
     };
     refused(&mut save(&["--lang", "python", "--code", "import socket"]), "screening rejected the code");
     refused(&mut save(&["--", "true"]), "cofferdam vm build-image");
     let query = ["audit", "query", "--config", "config.toml"];
-    let (_, stdout, stderr) = outcome(cofferdam().args(query).current_dir(place.path()));
+    let (_, stdout, stderr) = outcome(cofferdam().args(query).current_dir(directory.path()));
     let ends: Vec<_> =
         stdout.lines().filter_map(|line| Some(json(line)["record"]["reason"].as_str()?.to_owned())).collect();
     assert_eq!(ends, ["screening: import:socket at 1:8", "not started: not-found"], "{stdout}{stderr}");
     // No VM is created if logging fails.
-    std::fs::rename(&log, place.path().join("old")).expect("moved");
+    std::fs::rename(&log, directory.path().join("old")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     refused(&mut save(&["--", "true"]), "the audit log cannot be written");
-    assert!(!place.path().join("m").exists());
+    assert!(!directory.path().join("m").exists());
 }
 
 /// Runs `snapshot save` of the counter, with these additional arguments.
-fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
+fn save_counter(directory: &Path, words: &[&str], test: &str) -> Option<Value> {
     let fixed =
         ["save", "--json", "--allow-weaker", WEAKER, "--timeout", "1h", "--when-prints", "five", "--memory", "96M"];
     let words = fixed.iter().chain(words).chain(&["--", "python3", "-c", COUNTER]);
-    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(words, place), test)?);
+    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(words, directory), test)?);
     assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
     Some(json(&stdout))
 }
@@ -326,28 +326,31 @@ fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
 #[test]
 fn program_resumes_in_another_process_and_directory() {
     let test = "program_resumes_in_another_process_and_directory";
-    let place = tempfile::tempdir().expect("a directory");
-    let key = key_file(place.path(), "key", &[3; 32]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let key = key_file(directory.path(), "key", &[3; 32]);
     let key = key.to_str().expect("a name");
     for (name, locked) in [("open", &[][..]), ("locked", &["--key-file", key])] {
-        let Some(saved) = save_counter(place.path(), &[&["--out", name], locked].concat(), test) else { return };
+        let Some(saved) = save_counter(directory.path(), &[&["--out", name], locked].concat(), test) else { return };
         let printed = saved["stdout"]["text"].as_str().expect("text").trim().to_owned();
-        let kept = printed.strip_prefix("five ").expect("what it printed");
-        let file = place.path().join(name);
+        let expected = printed.strip_prefix("five ").expect("what it printed");
+        let file = directory.path().join(name);
         let meta = std::fs::metadata(&file).expect("it exists");
         assert_eq!((saved["archive"]["bytes"].as_u64(), meta.permissions().mode() & 0o777), (Some(meta.len()), 0o600));
         assert_eq!(saved["archive"]["encrypted"].as_bool(), Some(!locked.is_empty()));
         let moved = tempfile::tempdir().expect("a directory");
-        let there = moved.path().join("moved");
-        std::fs::rename(&file, &there).or_else(|_| std::fs::copy(&file, &there).map(drop)).expect("it is moved");
-        let (first, same) = restored(&there, locked, test).expect("VMs are available");
-        assert!(same == kept && first >= 5, "{first} {same} {kept}");
+        let destination = moved.path().join("moved");
+        std::fs::rename(&file, &destination)
+            .or_else(|_| std::fs::copy(&file, &destination).map(drop))
+            .expect("it is moved");
+        let (first, same) = restored(&destination, locked, test).expect("VMs are available");
+        assert!(same == expected && first >= 5, "{first} {same} {expected}");
         // Restores the same state again, with time to count.
-        let (later, same) = restored(&there, &[locked, &["--for", "5s"]].concat(), test).expect("VMs are available");
-        assert!(same == kept && later > first, "{first} {later}");
+        let (later, same) =
+            restored(&destination, &[locked, &["--for", "5s"]].concat(), test).expect("VMs are available");
+        assert!(same == expected && later > first, "{first} {later}");
         assert_eq!(std::fs::read_dir(moved.path()).expect("a list").count(), 1);
         if locked.is_empty() {
-            hostile_copies(&there, moved.path(), test);
+            hostile_copies(&destination, moved.path(), test);
         }
     }
 }
@@ -356,8 +359,8 @@ fn program_resumes_in_another_process_and_directory() {
 #[test]
 fn a_restored_program_is_attached_to_with_its_output_and_status() {
     let test = "a_restored_program_is_attached_to";
-    let place = tempfile::tempdir().expect("a directory");
-    let run = |words: &[&str]| with_vms(snapshot(words, place.path()), test);
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = |words: &[&str]| with_vms(snapshot(words, directory.path()), test);
     let script =
         "(sleep 900 &) ; echo before; while [ $((n += 1)) -le 5 ]; do sleep 1; done; echo out; echo err >&2; exit 7";
     let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m", "--when-prints", "before", "--"];
@@ -383,15 +386,15 @@ fn a_restored_program_is_attached_to_with_its_output_and_status() {
 }
 
 /// Restores damaged and hostile copies of a valid archive.
-fn hostile_copies(good: &Path, place: &Path, test: &str) {
+fn hostile_copies(good: &Path, directory: &Path, test: &str) {
     let whole = std::fs::read(good).expect("it exists");
     let mut tampered = whole.clone();
     tampered[whole.len() / 2] ^= 1;
-    let bad = place.join("bad");
+    let bad = directory.join("bad");
     let restore = |says: &str, words: &[&str]| {
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
         let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
-        refused(&mut with_vms(snapshot(words, place), test).expect("VMs are available"), says);
+        refused(&mut with_vms(snapshot(words, directory), test).expect("VMs are available"), says);
     };
     std::fs::write(&bad, &tampered).expect("a file");
     restore("damaged or was tampered", &[]);
@@ -422,7 +425,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     // The archive is consistent, but the VMM cannot load the state.
     Parts { devices: vec![0x5a; parts.devices.len()], ..parts }.write(&bad, None);
     let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--", "true"];
-    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(fixed, place), test).expect("VMs are available"));
+    let (code, stdout, stderr) = outcome(&mut with_vms(snapshot(fixed, directory), test).expect("VMs are available"));
     assert!(code == 125 && stdout.is_empty() && stderr.contains("cofferdam: "), "{code} {stdout}{stderr}");
     std::fs::remove_file(&bad).expect("it is removed");
 }
@@ -432,28 +435,28 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
 #[test]
 fn vm_is_saved_after_its_command_and_never_partially() {
     let test = "a_machine_is_frozen_when_its_command_has_ended";
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let save = |words: &[&str]| {
         let fixed = ["save", "--allow-weaker", WEAKER, "--memory", "96M", "--out", "m"];
-        with_vms(snapshot(fixed.iter().chain(words), place.path()), test)
+        with_vms(snapshot(fixed.iter().chain(words), directory.path()), test)
     };
     let Some(mut early) = save(&["--after", "10m", "--", "sh", "-c", "exit 3"]) else { return };
     refused(&mut early, "ended with status 3");
     let (_, _, stderr) = outcome(&mut save(&["--", "sh", "-c", "exit 3"]).expect("VMs are available"));
     assert!(stderr.contains("nothing was saved") && stderr.contains("--when-done"), "{stderr}");
-    assert!(!place.path().join("m").exists());
+    assert!(!directory.path().join("m").exists());
     let script = "echo kept > /workspace/file; echo made";
     let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("VMs are available");
     let (code, stdout, stderr) = outcome(&mut done);
     assert!(code == 0 && stdout == "made\n" && stderr.contains("wrote m ("), "{code} {stdout}{stderr}");
     refused(&mut save(&["--", "true"]).expect("VMs are available"), "already exists");
-    let first = std::fs::read(place.path().join("m")).expect("it exists");
+    let first = std::fs::read(directory.path().join("m")).expect("it exists");
     let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("VMs are available");
     assert_eq!(outcome(&mut again), (0, "made\n".to_owned(), String::new()));
-    assert!(std::fs::read(place.path().join("m")).expect("it exists") != first);
+    assert!(std::fs::read(directory.path().join("m")).expect("it exists") != first);
     let words = ["restore", "m", "--allow-weaker", WEAKER, "--", "sh", "-c", "cat file; exit 9"];
     let (code, stdout, stderr) =
-        outcome(&mut with_vms(snapshot(words, place.path()), test).expect("VMs are available"));
+        outcome(&mut with_vms(snapshot(words, directory.path()), test).expect("VMs are available"));
     assert!(code == 9 && stdout == "kept\n" && stderr.contains("its command has ended"), "{code} {stdout}{stderr}");
     // Interrupts the command while it runs.
     let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("VMs are available"));
@@ -474,7 +477,7 @@ fn vm_is_saved_after_its_command_and_never_partially() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
-    assert_eq!(std::fs::read_dir(place.path()).expect("a list").count(), 1);
+    assert_eq!(std::fs::read_dir(directory.path()).expect("a list").count(), 1);
 }
 
 /// Promise (Virtual machines): A full disk leaves no partial archive.
@@ -485,12 +488,12 @@ fn a_full_disk_leaves_no_half_archive() {
         println!("SKIP {test}: only root mounts a small file system");
         return;
     }
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     // The file system is private to this process and vanishes with it.
     let script = "mount -t tmpfs -o size=256k none . || exit 77; cd \"$PWD\"; \"$@\"; code=$?; ls -A >&2; exit $code";
     let program = env!("CARGO_BIN_EXE_cofferdam");
     let mut command = Command::new("unshare");
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir(place.path());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir(directory.path());
     command.args([
         "--mount",
         "sh",
@@ -531,15 +534,15 @@ fn vmms_of(parent: u32) -> Vec<u32> {
 #[test]
 fn saves_and_runs_of_restored_vms_are_logged() {
     let test = "saves_and_runs_of_restored_vms_are_logged";
-    let place = tempfile::tempdir().expect("a directory");
-    let log = place.path().join("log");
-    let config = place.path().join("config.toml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
+    let config = directory.path().join("config.toml");
     std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n[screening]\nmode = \"block\"\n"))
         .expect("written");
     let config = config.to_str().expect("a name");
     let machine = |command: &str, words: &[&str]| {
         let fixed = [command, "--config", config, "--allow-weaker", WEAKER, "--quiet"];
-        with_vms(snapshot(fixed.iter().chain(words), place.path()), test)
+        with_vms(snapshot(fixed.iter().chain(words), directory.path()), test)
     };
     let save = ["--memory", "96M", "--out", "m", "--when-prints", "up", "--", "sh", "-c", "echo up; sleep 600"];
     let Some(mut save) = machine("save", &save) else { return };
@@ -555,7 +558,7 @@ fn saves_and_runs_of_restored_vms_are_logged() {
     assert!(status == 125 && stderr.contains("screening rejected the code"), "{status} {stdout}{stderr}");
     let (status, stdout, stderr) = outcome(&mut code("print(6 * 7)"));
     assert_eq!((status, stdout.as_str()), (0, "42\n"), "{stderr}");
-    let (_, verified, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], place.path()));
+    let (_, verified, _) = outcome(&mut snapshot(["inspect", "m", "--verify", "--json"], directory.path()));
     let query = || outcome(cofferdam().args(["audit", "query", "--config", config]));
     let (_, stdout, stderr) = query();
     let ends: Vec<Value> =
@@ -573,7 +576,7 @@ fn saves_and_runs_of_restored_vms_are_logged() {
     assert_eq!(ends[2]["exit"]["code"], 4, "{}", ends[2]);
     assert_eq!(ends[2]["sandbox"], ends[1]["sandbox"], "the command names the VM that it ran in");
     // No VM resumes if logging fails.
-    std::fs::rename(&log, place.path().join("old")).expect("moved");
+    std::fs::rename(&log, directory.path().join("old")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     for words in [&["m", "--for", "100ms"][..], &["m", "--", "true"]] {
         refused(&mut machine("restore", words).expect("VMs are available"), "the audit log cannot be written");

@@ -257,7 +257,7 @@ fn errors_state_failure_reason_and_remedy() {
     ");
     assert_snapshot!(complaint(&["run", "--level", "vm", "--", "true"], 125), @r"
     cofferdam: configure failed: this user has no cache directory for VM images
-      try: set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file
+      try: set HOME or XDG_CACHE_HOME, or `images` in [vms] of the configuration file
     ");
     assert_snapshot!(complaint(&["run", "--backend", "apple-vz", "--", "true"], 125), @r"
     cofferdam: select backend failed: the backend 'apple-vz' is not in this version [named by: --backend]

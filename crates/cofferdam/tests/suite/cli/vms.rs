@@ -9,8 +9,8 @@ use super::{cofferdam, json, outcome, run};
 use crate::terminal::Terminal;
 
 /// Gives a command a user with empty directories: no image, no configuration, no other cache.
-pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {
-    command.env("HOME", place).env("COFFERDAM_VM_IMAGES", place.join("images"));
+pub(super) fn with_nothing(mut command: Command, directory: &Path) -> Command {
+    command.env("HOME", directory).env("COFFERDAM_VM_IMAGES", directory.join("images"));
     command
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn with_cache(mut command: Command) -> Command {
 /// Returns the command with a VM image, or prints why there is none.
 pub(crate) fn with_vms(command: Command, test: &str) -> Option<Command> {
     static IMAGE: OnceLock<Result<(), String>> = OnceLock::new();
-    let made = IMAGE.get_or_init(|| {
+    let built = IMAGE.get_or_init(|| {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
             return Err("tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1".to_owned());
         }
@@ -52,7 +52,7 @@ pub(crate) fn with_vms(command: Command, test: &str) -> Option<Command> {
         assert!(image["kernel"].as_str().is_some_and(|kernel| kernel.contains("cloud")), "{image}");
         Ok(())
     });
-    match made {
+    match built {
         Ok(()) => Some(with_cache(command)),
         Err(why) => {
             println!("SKIP {test}: {why}");
@@ -62,50 +62,52 @@ pub(crate) fn with_vms(command: Command, test: &str) -> Option<Command> {
 }
 
 /// Creates a root file system that cannot boot.
-pub(super) fn sample_root(place: &Path) -> PathBuf {
-    let root = place.join("root");
+pub(super) fn sample_root(directory: &Path) -> PathBuf {
+    let root = directory.join("root");
     std::fs::create_dir_all(root.join("etc")).expect("a directory");
     std::fs::write(root.join("etc/hostname"), "sample\n").expect("a file");
-    std::fs::write(place.join("kernel"), "no kernel").expect("a file");
-    std::fs::write(place.join("virtio.ko"), "no module").expect("a file");
+    std::fs::write(directory.join("kernel"), "no kernel").expect("a file");
+    std::fs::write(directory.join("virtio.ko"), "no module").expect("a file");
     root
 }
 
 /// Promise (Virtual machines): A missing image is an error with a remedy, and nothing starts.
 #[test]
 fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for words in [&["--backend", "vm"][..], &["--level", "vm"], &["--backend", "vm:qemu"], &["--backend", "qemu"]] {
-        let (code, stdout, stderr) = outcome(&mut with_nothing(run(words.iter().chain(&["--", "true"])), place.path()));
+        let (code, stdout, stderr) =
+            outcome(&mut with_nothing(run(words.iter().chain(&["--", "true"])), directory.path()));
         assert_eq!((code, stdout.as_str()), (127, ""), "{stderr}");
         assert!(stderr.contains("cofferdam vm build-image"), "{words:?}: {stderr}");
     }
-    let mut named = with_nothing(run(["--level", "vm", "--image", "mine", "--", "true"]), place.path());
+    let mut named = with_nothing(run(["--level", "vm", "--image", "mine", "--", "true"]), directory.path());
     let (code, _, stderr) = outcome(&mut named);
     assert!(code == 127 && stderr.contains("\"mine\"") && stderr.contains("  try: "), "{code} {stderr}");
-    let mut by_variable = with_nothing(run(["--", "true"]), place.path());
+    let mut by_variable = with_nothing(run(["--", "true"]), directory.path());
     let (code, _, stderr) = outcome(by_variable.env("SANDBOX_TYPE", "vm").env("COFFERDAM_VM_IMAGE", "other"));
     assert!(code == 127 && stderr.contains("\"other\""), "{code} {stderr}");
-    assert!(!place.path().join("images").exists(), "looking made something");
+    assert!(!directory.path().join("images").exists(), "looking made something");
 }
 
 /// Promise (Virtual machines): A feature that VMs do not have is refused with a remedy before any file is inspected.
 #[test]
 fn features_that_vms_lack_are_refused_before_any_file_is_read() {
-    let place = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for (words, says) in [
         (&["--net", "10.0.0.7:80", "--", "true"][..], "names of a network policy only"),
         (&["--workspace", ".:rw", "--", "true"], "does not mount host directories"),
         (&["--memory", "1M", "--", "true"], "at least 8 MiB"),
         (&["--disk", "4K", "--", "true"], "at least 2 MiB"),
     ] {
-        let mut command = with_nothing(run(["--backend", "vm"].iter().chain(words)), place.path());
+        let mut command = with_nothing(run(["--backend", "vm"].iter().chain(words)), directory.path());
         let (code, _, stderr) = outcome(&mut command);
         assert!(code == 125 && stderr.contains(says) && stderr.contains("  try: "), "{words:?}: {code} {stderr}");
     }
     for name in ["vm:firecracker", "firecracker"] {
-        let mut command = with_nothing(run(["--backend", name, "--", "true"]), place.path());
-        let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_FIRECRACKER", place.path().join("no/firecracker")));
+        let mut command = with_nothing(run(["--backend", name, "--", "true"]), directory.path());
+        let (code, _, stderr) =
+            outcome(command.env("COFFERDAM_VM_FIRECRACKER", directory.path().join("no/firecracker")));
         assert!(code == 125 && stderr.contains("firecracker is not installed"), "{stderr}");
         assert!(stderr.contains("  try: install it from the releases of"), "{stderr}");
         let (code, _, stderr) = outcome(command.env("COFFERDAM_VM_ACCELERATOR", "tcg"));
@@ -142,17 +144,21 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
         println!("SKIP images_are_made_of_directories_named_listed_and_pruned: no mkfs.ext4 (package e2fsprogs)");
         return;
     }
-    let place = tempfile::tempdir().expect("a directory");
-    let root = sample_root(place.path());
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = sample_root(directory.path());
     let vm = |words: &[&str]| {
-        let mut command = with_nothing(cofferdam(), place.path());
+        let mut command = with_nothing(cofferdam(), directory.path());
         command.arg("vm").args(words);
         outcome(&mut command)
     };
     let build = |name: &str| {
-        let mut command = with_nothing(cofferdam(), place.path());
+        let mut command = with_nothing(cofferdam(), directory.path());
         command.args(["vm", "build-image", "--name", name, "--json", "--from"]).arg(&root);
-        command.arg("--kernel").arg(place.path().join("kernel")).arg("--module").arg(place.path().join("virtio.ko"));
+        command
+            .arg("--kernel")
+            .arg(directory.path().join("kernel"))
+            .arg("--module")
+            .arg(directory.path().join("virtio.ko"));
         outcome(&mut command)
     };
     let (_, stdout, _) = vm(&["images"]);
@@ -207,8 +213,8 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
 /// Promise (Virtual machines): `doctor` reports the requirements of VMs and starts none.
 #[test]
 fn doctor_reports_requirements_of_vms() {
-    let place = tempfile::tempdir().expect("a directory");
-    let mut doctor = with_nothing(cofferdam(), place.path());
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut doctor = with_nothing(cofferdam(), directory.path());
     let (code, stdout, _) = outcome(doctor.args(["doctor", "--backend", "vm", "--json"]));
     // No image exists.
     assert_eq!(code, 1, "{stdout}");
@@ -228,8 +234,8 @@ fn doctor_reports_requirements_of_vms() {
         assert!(item["state"] == "ok" || item["remedy"].is_string(), "{item}");
     }
     assert!(find("image")["state"] == "missing" && find("image")["remedy"] == "cofferdam vm build-image", "{report}");
-    assert!(!place.path().join("images").exists(), "looking made something");
-    let mut odd = with_nothing(cofferdam(), place.path());
+    assert!(!directory.path().join("images").exists(), "looking made something");
+    let mut odd = with_nothing(cofferdam(), directory.path());
     odd.env("COFFERDAM_VM_QEMU", "/no/such/qemu").env("COFFERDAM_VM_ACCELERATOR", "tcg");
     let (code, stdout, _) = outcome(odd.args(["doctor", "--backend", "vm"]));
     assert!(code == 1 && stdout.contains("missing  qemu") && stdout.contains("apt-get install"), "{stdout}");

@@ -31,7 +31,7 @@ fn exception(row: &Row) -> Option<&'static str> {
         "writing the user map" => Some(
             "an engine without user id mapping provides no user namespace, which the posture reports; no guest is root",
         ),
-        _ if row.place == WorkspaceKind::Shared && rustix::process::geteuid().is_root() => {
+        _ if row.workspace == WorkspaceKind::Shared && rustix::process::geteuid().is_root() => {
             Some("root's directories are not mounted writable; an ordinary user's run tries it")
         }
         _ => None,

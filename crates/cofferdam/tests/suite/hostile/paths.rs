@@ -35,8 +35,8 @@ struct Owned {
 impl Owned {
     fn new(target: &Path) -> Self {
         let top = open_temporary_directory(0o777);
-        let place = top.path().canonicalize().expect("it exists");
-        let (mounted, link) = (place.join("mounted"), place.join("link"));
+        let directory = top.path().canonicalize().expect("it exists");
+        let (mounted, link) = (directory.join("mounted"), directory.join("link"));
         fs::create_dir(&mounted).expect("the directory is ours");
         symlink(target, &link).expect("the directory is ours");
         if rustix::process::geteuid().is_root() {
@@ -155,19 +155,19 @@ pub fn swapped_root(rounds: usize) {
 /// the error of a refusal.
 async fn race(owned: &Arc<Owned>, rounds: usize, attempt: impl AsyncFn() -> Option<Error>) {
     let _swapping = Swapping::begin(owned);
-    let (mut made, mut refused, mut last) = (0, 0, None);
+    let (mut succeeded, mut refused, mut last) = (0, 0, None);
     // On a busy host, one of the two may be late. Refusals take a millisecond each.
     let begun = Instant::now();
-    while made + refused < rounds || (made == 0 || refused == 0) && begun.elapsed() < RACE_TIMEOUT {
+    while succeeded + refused < rounds || (succeeded == 0 || refused == 0) && begun.elapsed() < RACE_TIMEOUT {
         match attempt().await {
-            None => made += 1,
+            None => succeeded += 1,
             Some(error) => {
                 refused += 1;
                 last = Some(error);
             }
         }
     }
-    assert!(made > 0 && refused > 0, "the race was not run: {made} made, {refused} refused, {last:?}");
+    assert!(succeeded > 0 && refused > 0, "the race was not run: {succeeded} succeeded, {refused} refused, {last:?}");
 }
 
 /// Creates a sandbox and tries both paths to the host. Returns the error if the sandbox was refused.

@@ -150,8 +150,8 @@ async fn copy(sandbox: &Arc<dyn Sandbox>, to: &Path) -> u32 {
 /// Checks that a directory to which a guest's files were copied has no file and no link that leads out of it.
 fn assert_holds_nothing_of_the_host(directory: &Path) {
     let mut pending = vec![directory.to_owned()];
-    while let Some(place) = pending.pop() {
-        for entry in fs::read_dir(place).expect("a directory") {
+    while let Some(pending_directory) = pending.pop() {
+        for entry in fs::read_dir(pending_directory).expect("a directory") {
             let path = entry.expect("an entry").path();
             let kind = fs::symlink_metadata(&path).expect("an entry").file_type();
             if kind.is_dir() {

@@ -17,7 +17,7 @@ pub fn run(mut rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());
     let before = census();
-    rows.retain(|row| row.place == Where::Mounted);
+    rows.retain(|row| row.workspace == Where::Mounted);
     let names: BTreeSet<&str> = rows.iter().map(|row| row.guest).collect();
     let guests = Guests::compile(&names);
     let host = Host::new();

@@ -55,7 +55,7 @@ pub struct Row {
     pub args: Arguments,
     pub control_args: Arguments,
     pub control_in_root: bool,
-    pub place: WorkspaceKind,
+    pub workspace: WorkspaceKind,
     pub terminal: bool,
     pub limits: Limits,
     pub timeout: Duration,
@@ -73,7 +73,7 @@ pub fn row(name: &'static str, guest: &'static str, control: Control) -> Row {
         args: |_| Vec::new(),
         control_args: |_| Vec::new(),
         control_in_root: false,
-        place: WorkspaceKind::Mounted,
+        workspace: WorkspaceKind::Mounted,
         terminal: false,
         limits: Limits::default(),
         timeout: Duration::from_secs(60),
@@ -104,8 +104,8 @@ impl Row {
     }
 
     /// Sets the workspace.
-    pub fn place(mut self, place: WorkspaceKind) -> Self {
-        self.place = place;
+    pub fn workspace(mut self, workspace: WorkspaceKind) -> Self {
+        self.workspace = workspace;
         self
     }
 

@@ -120,7 +120,7 @@ pub fn run_single(mut rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());
     let before = census();
-    rows.retain(|row| matches!(row.place, WorkspaceKind::Mounted | WorkspaceKind::Shared));
+    rows.retain(|row| matches!(row.workspace, WorkspaceKind::Mounted | WorkspaceKind::Shared));
     assert!(rows.len() > 20, "hardly any row can be tried so");
     let guests = Guests::compile(&rows.iter().map(|row| row.guest).collect());
     let host = Host::new();
@@ -152,7 +152,7 @@ pub async fn warm_up() {
 }
 
 fn spec(backend: &dyn Backend, guests: &Guests, row: &Row, shared: &Path) -> Result<Spec> {
-    let workspace = match row.place {
+    let workspace = match row.workspace {
         WorkspaceKind::Mounted => Workspace::HostDir { path: guests.directory().to_owned(), access: Access::ReadOnly },
         WorkspaceKind::Private => Workspace::default(),
         WorkspaceKind::Shared => Workspace::HostDir { path: shared.to_owned(), access: Access::ReadWrite },
@@ -160,7 +160,7 @@ fn spec(backend: &dyn Backend, guests: &Guests, row: &Row, shared: &Path) -> Res
     let mut spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
     // A writable host directory has no size limit, and on cgroup v1 only root can bound the socket buffers of a
     // container. The other rows accept no weaker protections.
-    if row.place == WorkspaceKind::Shared {
+    if row.workspace == WorkspaceKind::Shared {
         spec = spec.allow_weaker(Protection::Disk);
     }
     if backend.level() == Level::Container
@@ -186,7 +186,7 @@ async fn attack_as_single(
     row: &Row,
 ) -> std::result::Result<Outcome, String> {
     let shared = open_temporary_directory(0o777);
-    if row.place == WorkspaceKind::Shared {
+    if row.workspace == WorkspaceKind::Shared {
         fs::copy(guests.path(row.guest), shared.path().join(row.guest)).expect("the shared workspace is ours");
     }
     let started =
@@ -218,11 +218,11 @@ pub async fn measured_attack(
     while taken.len() < 3 {
         let watch = HostMemory::watch();
         let outcome = attack(backend, guests, host, row).await?;
-        let most = watch.taken_mebibytes();
-        if most <= limit {
+        let peak = watch.taken_mebibytes();
+        if peak <= limit {
             return Ok(outcome);
         }
-        taken.push(most);
+        taken.push(peak);
     }
     Err(format!("the host had {taken:?} MiB less to give while it ran; {limit} MiB may be taken"))
 }
@@ -254,7 +254,7 @@ pub async fn attack_in(
     row: &Row,
     shared: &Path,
 ) -> Result<Completed> {
-    match row.place {
+    match row.workspace {
         WorkspaceKind::Mounted => {}
         WorkspaceKind::Private => install(sandbox, guests, row.guest).await?,
         WorkspaceKind::Shared => {
@@ -302,8 +302,8 @@ pub fn evaluate(row: &Row, completed: &Completed) -> std::result::Result<Outcome
         Expect::ContainedOrLimit(limit) => exit.success() || killed_by == Some(limit),
         Expect::Limit(limit) => killed_by == Some(limit),
         Expect::Truncated => {
-            let kept = (completed.stdout.len() + completed.stderr.len()) as u64;
-            exit.success() && exit.truncated && kept <= MAX_OUTPUT.as_bytes()
+            let retained = (completed.stdout.len() + completed.stderr.len()) as u64;
+            exit.success() && exit.truncated && retained <= MAX_OUTPUT.as_bytes()
         }
     };
     if held { Ok(Outcome::Held) } else { failed("it did not end as it must") }

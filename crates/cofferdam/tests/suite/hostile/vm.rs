@@ -30,9 +30,9 @@ fn exception(row: &Row) -> Option<&'static str> {
     }
 }
 
-/// Adapts the place and the arguments of a row to the VM.
+/// Adapts the workspace and the arguments of a row to the VM.
 fn adapt(row: &mut Row) {
-    row.place = WorkspaceKind::Private;
+    row.workspace = WorkspaceKind::Private;
     match (row.guest, row.name) {
         // The host's process has no number inside. Process 1 and the attacker itself remain.
         ("ptrace_host" | "setns", _) => row.args = |_| Vec::new(),
@@ -75,12 +75,12 @@ pub fn run(test: &str, mut rows: Vec<Row>) {
     let host = Host::new();
     let mut failures = Vec::new();
     block_on(async {
-        let machines = VmSettings {
+        let vms = VmSettings {
             images: Some(cache().join("vm")),
             image: Some("cli-tests".to_owned()),
             ..VmSettings::default()
         };
-        let setup = Setup { machines, ..Setup::default() };
+        let setup = Setup { vms, ..Setup::default() };
         let backend = registry::backend_with("vm", &setup).expect("the backend is built in");
         let sandbox = backend.create(spec()).await.expect("a VM");
         for row in &rows {

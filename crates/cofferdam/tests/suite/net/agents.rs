@@ -2,17 +2,18 @@
 
 use std::process::Command;
 
-use super::{PRELUDE, Place, outcome};
-use crate::cli::{WEAKER, containers, vms};
+use super::{Fixture, PRELUDE, outcome};
+use crate::cli::published::{ECHO, Serving, client, exchange};
+use crate::cli::{WEAKER, cofferdam, containers, vms};
 
 /// Returns a run of a line of Python in the servers' network, under a backend.
-fn run(place: &Place, backend: &str, policy: &str, code: &str) -> Command {
+fn run(fixture: &Fixture, backend: &str, policy: &str, code: &str) -> Command {
     let code = format!("{PRELUDE}\n{code}");
-    place.command_under(backend, &["--net", policy, "--timeout", "120s", "--", "python3", "-c", &code])
+    fixture.command_under(backend, &["--net", policy, "--timeout", "120s", "--", "python3", "-c", &code])
 }
 
 /// Checks that a backend reaches the hosts of its policy, and nothing else. `prepare` gives a run what it needs.
-fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
+fn check(fixture: &Fixture, backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
     let http = "GET /x HTTP/1.1\\nHost: web.example\\nConnection: close\\n\\n";
     let get = format!("print(http('web.example', '{http}')[:15])");
     let tls = "context = ssl._create_unverified_context()\ndef greet():\n    \
@@ -58,7 +59,7 @@ fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Comma
         ("web.example:80", "attempt(talk, '127.0.0.1', 80)", "b''\n", "the connection to 127.0.0.1:80"),
         ("private.example:80", "attempt(talk, 'private.example', 80)", "b''\n", "the address is not public"),
     ] {
-        let Some(mut run) = prepare(run(place, backend, policy, code)) else { return };
+        let Some(mut run) = prepare(run(fixture, backend, policy, code)) else { return };
         let output = run.output().expect("it runs");
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(
@@ -75,8 +76,8 @@ fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Comma
 const TOKEN: &str = "token-91b07ce4d2";
 
 /// Checks that interception, a secret, rules for requests and budgets hold under a backend.
-fn check_rules(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
-    let policy = place.policy(
+fn check_rules(fixture: &Fixture, backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
+    let policy = fixture.policy(
         r#"
         [[allow]]
         host = "api.example:443"
@@ -125,8 +126,8 @@ print('# budgets', [status('http://api.example/') for _ in range(3)],
 print('# variables', token in str(os.environ), 'SOURCE' in os.environ)";
     let code = format!("{PRELUDE}\n{code}");
     let options = ["--net-policy", &policy, "--timeout", "120s", "--", "python3", "-c", &code];
-    let mut run = place.command_under(backend, &options);
-    run.env("SOURCE", TOKEN).env("SSL_CERT_FILE", place.files().join("certificate.pem"));
+    let mut run = fixture.command_under(backend, &options);
+    run.env("SOURCE", TOKEN).env("SSL_CERT_FILE", fixture.files().join("certificate.pem"));
     let Some(mut run) = prepare(run) else { return };
     let (status, stdout, stderr) = outcome(&mut run);
     assert_eq!(status, 0, "{backend}: {stdout} {stderr}");
@@ -156,26 +157,26 @@ fn with_podman(mut run: Command) -> Option<Command> {
 /// Promise (Network): Interception, secrets, rules for requests and budgets hold in a container.
 #[test]
 fn a_container_has_secrets_and_budgets() {
-    let Some(place) = Place::new("a_container_has_secrets_and_budgets") else { return };
-    check_rules(&place, "docker", containers::with_engine);
-    check_rules(&place, "docker", with_podman);
+    let Some(fixture) = Fixture::new("a_container_has_secrets_and_budgets") else { return };
+    check_rules(&fixture, "docker", containers::with_engine);
+    check_rules(&fixture, "docker", with_podman);
 }
 
 /// Promise (Network): Interception, secrets, rules for requests and budgets hold in a VM.
 #[test]
 fn a_vm_has_secrets_and_budgets() {
     let test = "a_vm_has_secrets_and_budgets";
-    let Some(place) = Place::new(test) else { return };
-    check_rules(&place, "vm", |run| vms::with_vms(run, test));
+    let Some(fixture) = Fixture::new(test) else { return };
+    check_rules(&fixture, "vm", |run| vms::with_vms(run, test));
 }
 
 /// Promise (Network): A container reaches the hosts and ports of its policy by name, and nothing else.
 #[test]
 fn a_container_reaches_the_hosts_of_its_policy() {
-    let Some(place) = Place::new("a_container_reaches_the_hosts_of_its_policy") else { return };
-    check(&place, "docker", containers::with_engine);
+    let Some(fixture) = Fixture::new("a_container_reaches_the_hosts_of_its_policy") else { return };
+    check(&fixture, "docker", containers::with_engine);
     // The same API, by another engine.
-    check(&place, "docker", with_podman);
+    check(&fixture, "docker", with_podman);
 }
 
 /// Promise (Network): Refused connections of a container are listed on every port, and `--net-learn` learns them.
@@ -215,6 +216,37 @@ fn refused_connections_of_a_container_are_listed() {
 #[test]
 fn a_vm_reaches_the_hosts_of_its_policy() {
     let test = "a_vm_reaches_the_hosts_of_its_policy";
-    let Some(place) = Place::new(test) else { return };
-    check(&place, "vm", |run| vms::with_vms(run, test));
+    let Some(fixture) = Fixture::new(test) else { return };
+    check(&fixture, "vm", |run| vms::with_vms(run, test));
+}
+
+/// Checks that a published port leads to the server in a sandbox of a backend. `prepare` gives a run what it needs.
+fn check_published(backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
+    let mut run = cofferdam();
+    run.args(["run", "--backend", backend, "--allow-weaker", WEAKER, "--publish", "0:8000", "--timeout", "300s"]);
+    run.args(["--", "python3", "-c", ECHO]);
+    let Some(mut run) = prepare(run) else { return };
+    let serving = Serving::start(&mut run, 1);
+    let address = serving.addresses[0].clone();
+    let data = vec![b'x'; 100_000];
+    for data in [&b"hello"[..], &data] {
+        let end = format!("end {}", data.len());
+        assert_eq!(exchange(&address, data), [data, end.as_bytes()].concat(), "{backend}");
+    }
+    let (status, stderr) = serving.stop();
+    assert_eq!(status, Some(143), "{backend}: {stderr}");
+    assert!(client(&address).is_err(), "{backend}: {address} outlives the run");
+}
+
+/// Promise (Network): A published port leads to the server in a container.
+#[test]
+fn published_ports_lead_to_a_container() {
+    check_published("docker", containers::with_engine);
+    check_published("docker", with_podman);
+}
+
+/// Promise (Network): A published port leads to the server in a VM.
+#[test]
+fn published_ports_lead_to_a_vm() {
+    check_published("vm", |run| vms::with_vms(run, "published_ports_lead_to_a_vm"));
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{Place, USERS, outcome};
+use super::{Fixture, USERS, outcome};
 use crate::cli::WEAKER;
 
 /// A value that a program has, and sends where the log would show it.
@@ -15,14 +15,17 @@ const SECRET: &str = "Secret-5F0b82c7D91e";
 /// bytes and verdict. It has no secret of the run.
 #[test]
 fn connections_are_in_the_audit_log() {
-    let Some(place) = Place::new("connections_are_in_the_audit_log") else { return };
+    let Some(fixture) = Fixture::new("connections_are_in_the_audit_log") else { return };
     let code = format!(
         "print(fetch('http://web.example/a?b=c')[0])\nprint(fetch('http://web.example/{SECRET}')[0])\n\
-         attempt(talk, 'web.example', 7, b'abc')\nattempt(talk, '198.18.200.200', 80)\n\
+         attempt(talk, 'web.example', 7, b'abc')\nattempt(talk, 'web.example', 7, b'abc')\n\
+         attempt(talk, '198.18.200.200', 80)\n\
          attempt(talk, '{SECRET}.other.example', 80)\nprint(status('http://web.example/a', 'DELETE'))"
     );
-    let policy = place
-        .policy("[[allow]]\nhost = \"web.example:80\"\nmethods = [\"GET\"]\n[[allow]]\nhost = \"web.example:7\"\n");
+    let policy = fixture.policy(
+        "[[allow]]\nhost = \"web.example:80\"\nmethods = [\"GET\"]\n[[allow]]\nhost = \"web.example:7\"\n\
+         max_requests = 1\n",
+    );
     for user in USERS {
         let home = tempfile::tempdir().expect("a directory");
         let log = home.path().join("log");
@@ -32,17 +35,17 @@ fn connections_are_in_the_audit_log() {
         assert_eq!(chown.0, 0, "{}", chown.2);
         let config = config.to_str().expect("text");
         let options = ["--config", config, "--tenant", "acme", "--net-policy", &policy, "--json", "--secret", "TOKEN"];
-        let mut run = place.command(user, &options);
+        let mut run = fixture.command(user, &options);
         run.env("TOKEN", SECRET).args(["--", "python3", "-c", &format!("{}\n{code}", super::PRELUDE)]);
         let (status, stdout, stderr) = outcome(&mut run);
         assert_eq!(status, 0, "{user}: {stdout} {stderr}");
         let result: Value = serde_json::from_str(&stdout).expect("JSON");
         let text = result["stdout"]["text"].as_str().unwrap_or_default();
-        assert_eq!(text, "200\n200\nb'3 bytes'\nb''\nfailed: gaierror\n403\n", "{stdout}");
+        assert_eq!(text, "200\n200\nb'3 bytes'\nb''\nb''\nfailed: gaierror\n403\n", "{stdout}");
         let usage = &result["network"];
         // The look-up is for two kinds of addresses.
-        assert_eq!((&usage["requests"], &usage["refused"]), (&json!(3), &json!(4)), "{usage}");
-        assert!(usage["connections"].as_u64() >= Some(4) && usage["sent_bytes"].as_u64() > Some(100), "{usage}");
+        assert_eq!((&usage["requests"], &usage["refused"]), (&json!(3), &json!(5)), "{usage}");
+        assert!(usage["connections"].as_u64() >= Some(5) && usage["sent_bytes"].as_u64() > Some(100), "{usage}");
         let denials = result["network_denials"].to_string();
         assert!(denials.contains(&format!("the look-up of {}.other.example", SECRET.to_lowercase())), "{denials}");
 
@@ -61,7 +64,7 @@ fn connections_are_in_the_audit_log() {
         let look_up =
             denials.iter().find(|denial| denial["what"].as_str().is_some_and(|what| what.contains("look-up")));
         assert_eq!(look_up.map(|denial| &denial["times"]), Some(&json!(2)), "{end}");
-        assert_eq!(end["denials"]["count"], 3, "{end}");
+        assert_eq!(end["denials"]["count"], 4, "{end}");
         let events: Vec<&Value> = records.iter().filter(|record| record["kind"] == "network").collect();
         assert!(events.iter().all(|event| event["sandbox"] == end["sandbox"]), "{events:#?}");
         let find = |port: u64, allowed: bool, method: Value| {
@@ -78,6 +81,8 @@ fn connections_are_in_the_audit_log() {
         let connection = find(7, true, Value::Null);
         assert_eq!((&connection["sent_bytes"], &connection["received_bytes"]), (&json!(3), &json!(7)), "{connection}");
         assert_eq!(connection["address"], "11.22.33.44", "{connection}");
+        let exhausted = find(7, false, Value::Null);
+        assert_eq!(exhausted["reason"], "the budget of its rule is used up: web.example:7", "{exhausted}");
         let address = find(80, false, Value::Null);
         assert_eq!(address["host"], "198.18.200.200", "{address}");
         let verified = audit(&["verify"]);
@@ -103,16 +108,16 @@ fn the_repl_prints_refusals() {
 /// Promise (Network): If a mandatory audit log cannot be written, the sandbox loses its network.
 #[test]
 fn a_full_audit_log_cuts_the_network() {
-    let Some(place) = Place::new("a_full_audit_log_cuts_the_network") else { return };
-    let disk = place.directory.path().join("disk");
+    let Some(fixture) = Fixture::new("a_full_audit_log_cuts_the_network") else { return };
+    let disk = fixture.directory.path().join("disk");
     std::fs::create_dir(&disk).expect("a directory");
-    let mount = outcome(place.enter().args(["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs"]).arg(&disk));
+    let mount = outcome(fixture.enter().args(["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs"]).arg(&disk));
     assert_eq!(mount.0, 0, "{}", mount.2);
-    let config = place.directory.path().join("config.toml");
+    let config = fixture.directory.path().join("config.toml");
     let log = disk.join("log");
     std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n")).expect("written");
     // A policy with secrets cannot be replaced by one without them.
-    let policy = place.policy(
+    let policy = fixture.policy(
         "[[allow]]\nhost = \"web.example:80\"\n[[allow]]\nhost = \"web.example:7\"\n\
          [[secret]]\nname = \"TOKEN\"\nfrom = \"env:SOURCE\"\nhosts = [\"web.example:80\"]\n",
     );
@@ -124,11 +129,11 @@ fn a_full_audit_log_cuts_the_network() {
                 if cut: break\n    \
                 time.sleep(0.02)\n\
                 print('cut', cut)";
-    let mut run = place.command("0", &["--config", config.to_str().expect("text"), "--net-policy", &policy]);
+    let mut run = fixture.command("0", &["--config", config.to_str().expect("text"), "--net-policy", &policy]);
     run.env("SOURCE", "a-secret-of-this-test").args(["--", "python3", "-c", &format!("{}\n{code}", super::PRELUDE)]);
     let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     // The disk as the run sees it.
-    let inside = format!("/proc/{}/root{}", place.first, disk.display());
+    let inside = format!("/proc/{}/root{}", fixture.first, disk.display());
     let segment = format!("{inside}/log/audit-00000001.jsonl");
     let begun = std::time::Instant::now();
     while !std::fs::read_to_string(&segment).unwrap_or_default().contains("\"kind\":\"network\"") {
@@ -137,7 +142,7 @@ fn a_full_audit_log_cuts_the_network() {
     }
     let mut filler = std::fs::File::create(format!("{inside}/filler")).expect("a file");
     while filler.write_all(&[0; 4096]).is_ok() {}
-    std::fs::write(place.files().join("full"), "").expect("written");
+    std::fs::write(fixture.files().join("full"), "").expect("written");
     let output = child.wait_with_output().expect("it ends");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(stdout, "b'3 bytes'\ncut True\n", "{stderr}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
-use super::{ORDINARY, PRELUDE, Place, USERS};
+use super::{Fixture, ORDINARY, PRELUDE, USERS};
 use crate::census;
 
 /// Time for the kernel and the servers to see the end of a connection.
@@ -103,7 +103,7 @@ impl Process {
     }
 }
 
-impl Place {
+impl Fixture {
     /// Returns the number of open connections of this network to the servers.
     fn established(&self) -> usize {
         let table = Process(self.first).read("net/tcp");
@@ -128,23 +128,23 @@ fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
 /// left, and the next run works.
 #[test]
 fn a_killed_gateway_leaves_nothing() {
-    let Some(place) = Place::new("a_killed_gateway_leaves_nothing") else { return };
+    let Some(fixture) = Fixture::new("a_killed_gateway_leaves_nothing") else { return };
     let code = "for n in range(5): hold('web.example', 7); hold('web.example', 9)\n\
                 hold('web.example', 19, b''); hold('198.18.0.1', 3128); stage('ready'); stage('never')";
     let policy = "web.example:7,web.example:9,web.example:19";
     for user in USERS {
-        let (before, ends) = (census::census(), place.log("ends").lines().count());
-        let mut run = Stages::start(place.command(user, &["--net", policy]), code);
+        let (before, ends) = (census::census(), fixture.log("ends").lines().count());
+        let mut run = Stages::start(fixture.command(user, &["--net", policy]), code);
         assert_eq!(run.next(), "ready");
-        wait_until("the connections are open", || place.established() == 11);
+        wait_until("the connections are open", || fixture.established() == 11);
         kill_process(Pid::from_raw(run.supervisor.0 as i32).expect("a process"), Signal::KILL).expect("it is killed");
         assert!(run.lines.next().is_none(), "the guest ended");
         run.end();
         let left = census::left_behind(&before, Duration::from_secs(60));
         assert!(left.is_empty(), "{user}: {left:?}");
-        wait_until("the connections end", || place.established() == 0);
-        wait_until("the server sees the end", || place.log("ends").lines().count() == ends + 5);
-        place.check((user, policy), "print(talk('web.example', 7, b'abc'))", "b'3 bytes'", "");
+        wait_until("the connections end", || fixture.established() == 0);
+        wait_until("the server sees the end", || fixture.log("ends").lines().count() == ends + 5);
+        fixture.check((user, policy), "print(talk('web.example', 7, b'abc'))", "b'3 bytes'", "");
     }
 }
 
@@ -152,7 +152,7 @@ fn a_killed_gateway_leaves_nothing() {
 /// free their places and delay no other connection.
 #[test]
 fn servers_that_hang_delay_no_other_connection() {
-    let Some(place) = Place::new("servers_that_hang_delay_no_other_connection") else { return };
+    let Some(fixture) = Fixture::new("servers_that_hang_delay_no_other_connection") else { return };
     let code = r"
 def ended(name):
     begun = time.monotonic()
@@ -175,7 +175,7 @@ for n in range(44): hold('web.example', 7)
 time.sleep(0.2)
 print(all(is_open(c) for c in held))";
     let policy = "hole.example:7,absent.example:7,web.example:9,web.example:7";
-    let (status, stdout, stderr) = place.python(ORDINARY, policy, &format!("{STAGES}{code}"));
+    let (status, stdout, stderr) = fixture.python(ORDINARY, policy, &format!("{STAGES}{code}"));
     let expected = format!("{}40 {{(True, True)}} True\nTrue\n", "b'3 bytes' True\n".repeat(5));
     assert_eq!((status, stdout.as_str()), (0, expected.as_str()), "{stderr}");
 }
@@ -184,8 +184,8 @@ print(all(is_open(c) for c in held))";
 /// connection.
 #[test]
 fn slow_readers_cost_little_memory() {
-    let Some(place) = Place::new("slow_readers_cost_little_memory") else { return };
-    let policy = place.policy(
+    let Some(fixture) = Fixture::new("slow_readers_cost_little_memory") else { return };
+    let policy = fixture.policy(
         "[[allow]]\nhost = \"web.example:19\"\n[[allow]]\nhost = \"web.example:9\"\n[[allow]]\nhost = \
          \"web.example:7\"\n[[allow]]\nhost = \"api.example:80\"\n[[allow]]\nhost = \"api.example:443\"\nprotocol = \
          \"https\"\n",
@@ -210,7 +210,7 @@ time.sleep(1)
 stage('held', len(held))
 for n in range(3): print(talk('web.example', 7, b'abc'), flush=True)
 stage('end')";
-    let mut run = Stages::start(place.command(ORDINARY, &["--net-policy", &policy]), code);
+    let mut run = Stages::start(fixture.command(ORDINARY, &["--net-policy", &policy]), code);
     assert_eq!(run.next(), "begin");
     let before = run.supervisor.memory("VmRSS:");
     run.proceed();
@@ -232,7 +232,7 @@ stage('end')";
 /// are bounded, and new connections work afterwards.
 #[test]
 fn a_thousand_connections_at_once_are_bounded() {
-    let Some(place) = Place::new("a_thousand_connections_at_once_are_bounded") else { return };
+    let Some(fixture) = Fixture::new("a_thousand_connections_at_once_are_bounded") else { return };
     // Several processes, since each has fewer descriptors. The server greets first: the kernel completes connections of
     // which the gateway never hears.
     let code = r"
@@ -269,13 +269,13 @@ while True:
     except OSError: answer = b''
     if answer: break
 stage('end', answer)";
-    let mut run = Stages::start(place.command(ORDINARY, &["--net", "web.example:7,web.example:22"]), code);
+    let mut run = Stages::start(fixture.command(ORDINARY, &["--net", "web.example:7,web.example:22"]), code);
     assert_eq!(run.next(), "begin b'3 bytes'");
     let before = run.supervisor.descriptors();
     run.proceed();
     assert_eq!(run.next(), "held 64");
-    let (now, most) = (run.supervisor.descriptors(), before + 2 * 64 + 8);
-    assert!(now <= most, "{now} of {most}");
+    let (now, max) = (run.supervisor.descriptors(), before + 2 * 64 + 8);
+    assert!(now <= max, "{now} of {max}");
     run.proceed();
     assert_eq!(run.next(), "end b'3 bytes'");
     wait_until("the descriptors are closed", || run.supervisor.descriptors() <= before + 8);
@@ -302,8 +302,8 @@ stage('end', answer); sys.exit(7)";
 /// some. The run ends as usual, and names the reason.
 #[test]
 fn a_gateway_without_descriptors_recovers() {
-    let Some(place) = Place::new("a_gateway_without_descriptors_recovers") else { return };
-    let mut run = Stages::start(place.command("0", &["--net", "web.example:7"]), EXHAUST);
+    let Some(fixture) = Fixture::new("a_gateway_without_descriptors_recovers") else { return };
+    let mut run = Stages::start(fixture.command("0", &["--net", "web.example:7"]), EXHAUST);
     assert_eq!(run.next(), "begin");
     // Enough for a few connections. The others are closed, or wait to be accepted.
     let current = run.supervisor.descriptors() as u64 + 9;
@@ -326,9 +326,9 @@ fn a_gateway_without_descriptors_recovers() {
 /// Promise (Network): The connections of a process use at most half of its descriptors.
 #[test]
 fn connections_use_half_of_the_descriptors() {
-    let Some(place) = Place::new("connections_use_half_of_the_descriptors") else { return };
+    let Some(fixture) = Fixture::new("connections_use_half_of_the_descriptors") else { return };
     let mut limited = Command::new("prlimit");
-    let run = place.command(ORDINARY, &["--net", "web.example:7"]);
+    let run = fixture.command(ORDINARY, &["--net", "web.example:7"]);
     limited.arg("--nofile=80:").arg(run.get_program()).args(run.get_args());
     limited.env_clear().envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut run = Stages::start(limited, EXHAUST);

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use super::{PRELUDE, Place, USERS};
+use super::{Fixture, PRELUDE, USERS};
 
 /// Sends bytes to an allowed host, without TLS or over TLS that is intercepted.
 const SEND: &str = r"
@@ -24,8 +24,8 @@ def statuses(answer):
 /// Promise (Network): A request cannot hide another one, in any form that servers read differently.
 #[test]
 fn requests_cannot_be_smuggled() {
-    let Some(place) = Place::new("requests_cannot_be_smuggled") else { return };
-    let policy = place.policy(
+    let Some(fixture) = Fixture::new("requests_cannot_be_smuggled") else { return };
+    let policy = fixture.policy(
         "[[allow]]\nhost = \"api.example:80\"\npaths = [\"/ok\"]\n[[allow]]\nhost = \
                                \"api.example:443\"\npaths = [\"/ok\"]\n",
     );
@@ -68,13 +68,13 @@ for port in (80, 443):
         # One answer of the server, for /ok, or refusals alone.
         assert found.count(200) <= 1, name";
     for user in USERS {
-        let (status, stdout, stderr) = place.run(user, &["--net-policy", &policy], &format!("{SEND}{code}"));
+        let (status, stdout, stderr) = fixture.run(user, &["--net-policy", &policy], &format!("{SEND}{code}"));
         assert_eq!(status, 0, "{stdout} {stderr}");
         let refused = ["two lengths", "a list of lengths", "a signed length", "a folded header", "a zero byte"];
         for line in stdout.lines().filter(|line| refused.iter().any(|name| line.contains(name))) {
             assert!(line.ends_with("[400]"), "{line}");
         }
-        let requests = place.log("requests");
+        let requests = fixture.log("requests");
         assert!(requests.contains("POST /ok HTTP/1.1"), "{requests}");
         assert!(!requests.lines().any(|line| line.contains("SMUGGLED")), "{stdout} {requests}");
     }
@@ -83,8 +83,8 @@ for port in (80, 443):
 /// Promise (Network): A path or host in another spelling is not another one for the server than for the policy.
 #[test]
 fn paths_and_hosts_have_one_meaning() {
-    let Some(place) = Place::new("paths_and_hosts_have_one_meaning") else { return };
-    let policy = place.policy(
+    let Some(fixture) = Fixture::new("paths_and_hosts_have_one_meaning") else { return };
+    let policy = fixture.policy(
         "[[allow]]\nhost = \"api.example:80\"\npaths = [\"/v1\"]\n[[allow]]\nhost = \
                                \"api.example:443\"\npaths = [\"/v1\"]\n[[allow]]\nhost = \"elsewhere.example:443\"\n",
     );
@@ -115,11 +115,11 @@ for name in ('elsewhere.example', 'web.example', 'xapi.example', None):
             return context.wrap_socket(c, server_hostname=name)
     try: hello(); print('accepted', name)
     except OSError: pass";
-    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], &format!("{SEND}{code}"));
+    let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &policy], &format!("{SEND}{code}"));
     let expected: String =
         [80, 443].map(|port| format!("{port} '/v1/%c0%ae%c0%ae/admin' [200]\n{port} 'api.example.' [200]\n")).concat();
     assert_eq!((status, stdout.as_str()), (0, expected.as_str()), "{stderr}");
-    let requests = place.log("requests");
+    let requests = fixture.log("requests");
     assert!(!requests.lines().any(|line| line.contains("admin") && !line.contains("%c0%ae")), "{requests}");
 }
 
@@ -127,7 +127,7 @@ for name in ('elsewhere.example', 'web.example', 'xapi.example', None):
 /// that name must be allowed.
 #[test]
 fn encrypted_client_hello_reaches_the_outer_name_only() {
-    let Some(place) = Place::new("encrypted_client_hello_reaches_the_outer_name_only") else { return };
+    let Some(fixture) = Fixture::new("encrypted_client_hello_reaches_the_outer_name_only") else { return };
     let code = r"
 import struct
 def hello(name):
@@ -154,16 +154,16 @@ def answer(server, name):
     return 'ServerHello' if found[:1] == b'\x16' and found[5:] == b'\x02' else found
 for name in ('web.example', 'WEB.example', 'other.example', 'evil.test', None): print(name, answer('web.example', name))
 for name in ('api.example', 'elsewhere.example'): print(name, answer('api.example', name))";
-    let policy = place
+    let policy = fixture
         .policy("[[allow]]\nhost = \"web.example:443\"\n[[allow]]\nhost = \"api.example:443\"\nprotocol = \"https\"\n");
-    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+    let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &policy], code);
     let expected = "web.example ServerHello\nWEB.example ServerHello\nother.example b''\nevil.test b''\nNone b''\n\
                     api.example ServerHello\nelsewhere.example b''\n";
     assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
     for name in ["other.example", "evil.test", "no name", "elsewhere.example"] {
         assert!(stderr.contains(&format!("TLS asks for {name}")), "{name}: {stderr}");
     }
-    let connections = place.log("connections");
+    let connections = fixture.log("connections");
     let allowed = ["11.22.33.44:443", "11.22.33.45:443"];
     assert!(connections.lines().all(|line| allowed.contains(&line)), "{connections}");
 }
@@ -171,8 +171,8 @@ for name in ('api.example', 'elsewhere.example'): print(name, answer('api.exampl
 /// Promise (Network): Messages that never end, and many connections, delay no other connection of the sandbox.
 #[test]
 fn incomplete_messages_delay_no_other_connection() {
-    let Some(place) = Place::new("incomplete_messages_delay_no_other_connection") else { return };
-    let policy = place.policy(
+    let Some(fixture) = Fixture::new("incomplete_messages_delay_no_other_connection") else { return };
+    let policy = fixture.policy(
         "[[allow]]\nhost = \"api.example:80\"\npaths = [\"/\"]\n[[allow]]\nhost = \
                                \"api.example:443\"\npaths = [\"/\"]\n",
     );
@@ -197,7 +197,7 @@ for c in held: c.close()
 import time; time.sleep(0.2)
 print(status('http://api.example/'))
 for c in [socket.create_connection(('198.18.0.1', 3128), 15) for n in range(60)]: c.close()";
-    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], &format!("{SEND}{code}"));
+    let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &policy], &format!("{SEND}{code}"));
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!((status, lines[0], lines[2]), (0, "200 200", "200"), "{stdout} {stderr}");
     assert!(lines[1] != "200" && stderr.contains("too many are open"), "{stdout} {stderr}");
@@ -206,7 +206,7 @@ for c in [socket.create_connection(('198.18.0.1', 3128), 15) for n in range(60)]
 /// Promise (Network): No socket of another kind leaves a sandbox, and no look-up carries data out.
 #[test]
 fn other_sockets_and_look_ups_lead_nowhere() {
-    let Some(place) = Place::new("other_sockets_and_look_ups_lead_nowhere") else { return };
+    let Some(fixture) = Fixture::new("other_sockets_and_look_ups_lead_nowhere") else { return };
     let code = r"
 import array, os, struct
 def datagram(address, port, data=b'x', family=socket.AF_INET):
@@ -259,7 +259,7 @@ _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
 with socket.socket(fileno=descriptors[0]) as c:
     peer = c.getpeername()[0]; c.sendall(b'abc'); c.shutdown(socket.SHUT_WR); print(c.recv(10), peer)";
     for user in USERS {
-        let (status, stdout, stderr) = place.run(user, &["--net", "web.example:80,web.example:7"], code);
+        let (status, stdout, stderr) = fixture.run(user, &["--net", "web.example:80,web.example:7"], code);
         assert_eq!(
             (status, stdout.as_str()),
             (0, "answer web.example 1\ntext in chaos 0\nb'3 bytes' 198.18.1.0\n"),
@@ -267,14 +267,14 @@ with socket.socket(fileno=descriptors[0]) as c:
         );
         assert!(stderr.contains("refused the look-up of c2vjcmv0.web.example"), "{stderr}");
     }
-    let connections = place.log("connections");
+    let connections = fixture.log("connections");
     assert!(connections.lines().all(|line| line == "11.22.33.44:7"), "{connections}");
 }
 
 /// Promise (Network): An abstract socket of the host is out of reach of a sandbox with a policy.
 #[test]
 fn abstract_sockets_of_the_host_are_out_of_reach() {
-    let Some(place) = Place::new("abstract_sockets_of_the_host_are_out_of_reach") else { return };
+    let Some(fixture) = Fixture::new("abstract_sockets_of_the_host_are_out_of_reach") else { return };
     let connect = r"
 def reach():
     with socket.socket(socket.AF_UNIX) as c: c.settimeout(5); c.connect('\0cofferdam-place')
@@ -284,13 +284,13 @@ print(len([line for line in open('/proc/net/unix') if '@cofferdam-place' in line
     let listen = "listener = socket.socket(socket.AF_UNIX); listener.bind('\\0cofferdam-place'); listener.listen()";
     let code = format!("{PRELUDE}\n{listen}\n{connect}\nsys.stdout.flush(); sys.stdin.read()");
     let mut host = Command::new("nsenter");
-    host.args(["--mount", "--net", "--pid", "--target", &place.first.to_string(), "python3", "-c", &code]);
+    host.args(["--mount", "--net", "--pid", "--target", &fixture.first.to_string(), "python3", "-c", &code]);
     let mut host = host.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut control = BufReader::new(host.stdout.take().expect("piped")).lines();
     let mut line = || control.next().and_then(Result::ok).unwrap_or_default();
     assert_eq!((line().as_str(), line() != "0"), ("None", true), "the control reaches it");
     for user in USERS {
-        place.check((user, "web.example:80"), connect, "failed: ConnectionRefusedError\n0\n", "");
+        fixture.check((user, "web.example:80"), connect, "failed: ConnectionRefusedError\n0\n", "");
     }
     drop(host.stdin.take());
     host.wait().expect("it ends");

@@ -23,14 +23,14 @@ use tempfile::TempDir;
 const ORDINARY: &str = "65533";
 
 /// A network with servers. Dropping it ends everything in it.
-pub struct Place {
+pub struct Fixture {
     child: Child,
     /// The process in whose namespaces runs start.
     first: u32,
     directory: TempDir,
 }
 
-impl Place {
+impl Fixture {
     /// Creates the network. Returns `None` and prints the reason if that is impossible.
     pub fn new(test: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
@@ -44,7 +44,7 @@ impl Place {
         let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/net");
         let mut child = Command::new("unshare")
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "sh"])
-            .args([&files.join("place.sh"), directory.path(), &files.join("server.py")])
+            .args([&files.join("network.sh"), directory.path(), &files.join("server.py")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -121,7 +121,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -175,7 +175,7 @@ pub const USERS: [&str; 2] = ["0", ORDINARY];
 /// Promise (Network): A process sandbox reaches the hosts and ports of its policy by name, and nothing else.
 #[test]
 fn policy_allows_its_hosts_and_nothing_else() {
-    let Some(place) = Place::new("policy_allows_its_hosts_and_nothing_else") else { return };
+    let Some(fixture) = Fixture::new("policy_allows_its_hosts_and_nothing_else") else { return };
     for user in USERS {
         for (policy, code, printed, denied) in [
             (
@@ -231,7 +231,7 @@ fn policy_allows_its_hosts_and_nothing_else() {
             ("metadata.example:80", "attempt(talk, 'metadata.example', 80)", "b''\n", "the address is not public"),
             ("loopback.example:80", "attempt(talk, 'loopback.example', 80)", "b''\n", "the address is not public"),
         ] {
-            place.check((user, policy), code, printed, denied);
+            fixture.check((user, policy), code, printed, denied);
         }
     }
 }
@@ -239,21 +239,21 @@ fn policy_allows_its_hosts_and_nothing_else() {
 /// Promise (Network): A policy can have 128 different ports.
 #[test]
 fn policies_have_many_ports() {
-    let Some(place) = Place::new("policies_have_many_ports") else { return };
+    let Some(fixture) = Fixture::new("policies_have_many_ports") else { return };
     let ports = |count| (20_000..20_000 + count).map(|port| format!("web.example:{port},")).collect::<String>();
     for user in USERS {
         let policy = format!("{}web.example:7,web.example:22", ports(126));
         let code = "print(talk('web.example', 7, b'abc'), talk('web.example', 22, b'x\\n'))";
-        place.check((user, &policy), code, "b'3 bytes' b'banner\\necho x\\n'\n", "");
+        fixture.check((user, &policy), code, "b'3 bytes' b'banner\\necho x\\n'\n", "");
     }
-    let (status, _, stderr) = place.python("0", &format!("{}web.example:7", ports(128)), "");
+    let (status, _, stderr) = fixture.python("0", &format!("{}web.example:7", ports(128)), "");
     assert!(status == 125 && stderr.contains("at most 128 different ports"), "{status} {stderr}");
 }
 
 /// Promise (Network): HTTP/2 over TLS passes, and is refused where the gateway intercepts TLS.
 #[test]
 fn http2_passes_over_tls_that_is_not_intercepted() {
-    let Some(place) = Place::new("http2_passes_over_tls_that_is_not_intercepted") else { return };
+    let Some(fixture) = Fixture::new("http2_passes_over_tls_that_is_not_intercepted") else { return };
     let code = r"
 def frame(kind, flags, stream, body=b''):
     return len(body).to_bytes(3, 'big') + bytes((kind, flags)) + stream.to_bytes(4, 'big') + body
@@ -280,18 +280,18 @@ if bundle: print({'RemoteDisconnected': 502}.get(code := status('https://api.exa
         ("https", "failed\n502\n", "the client must speak HTTP/1.1"),
     ] {
         let rule = format!("[[allow]]\nhost = \"api.example:8443\"\nprotocol = \"{protocol}\"\n");
-        let (status, stdout, stderr) = place.run("0", &["--net-policy", &place.policy(&rule)], code);
+        let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &fixture.policy(&rule)], code);
         assert_eq!((status, stdout.as_str()), (0, printed), "{protocol}: {stderr}");
         assert!(stderr.contains(denied), "{protocol}: {stderr}");
     }
-    assert_eq!(place.log("requests"), "h2\n");
+    assert_eq!(fixture.log("requests"), "h2\n");
 }
 
 /// Promise (Network): The gateway looks names up in DNS, and the answers lead to public addresses only, whenever they
 /// change.
 #[test]
 fn names_of_dns_lead_to_public_addresses_only() {
-    let Some(place) = Place::new("names_of_dns_lead_to_public_addresses_only") else { return };
+    let Some(fixture) = Fixture::new("names_of_dns_lead_to_public_addresses_only") else { return };
     for (policy, code, printed, denied) in [
         ("named.example:7", "print(talk('named.example', 7, b'abc'))", "b'3 bytes'\n", ""),
         // One address is private: the other one serves.
@@ -307,20 +307,20 @@ fn names_of_dns_lead_to_public_addresses_only() {
         ("empty.example:7", "attempt(talk, 'empty.example', 7)", "b''\n", ""),
         ("missing.example:7", "attempt(talk, 'missing.example', 7)", "b''\n", ""),
     ] {
-        place.check(("0", policy), code, printed, denied);
+        fixture.check(("0", policy), code, printed, denied);
     }
-    let queries = place.log("queries");
+    let queries = fixture.log("queries");
     assert!(queries.contains("turning.example 1\n"), "{queries}");
     // Nothing but names of policies is looked up.
-    let asked: std::collections::BTreeSet<_> = queries.lines().filter_map(|line| line.split(' ').next()).collect();
+    let queried: std::collections::BTreeSet<_> = queries.lines().filter_map(|line| line.split(' ').next()).collect();
     let expected = ["empty.example", "missing.example", "mixed.example", "named.example", "turning.example"];
-    assert_eq!(asked, expected.into(), "{queries}");
+    assert_eq!(queried, expected.into(), "{queries}");
 }
 
 /// Promise (Network): A connection of TLS or HTTP is for the name that was looked up, and for no other on the same server.
 #[test]
 fn connections_are_for_the_name_that_was_looked_up() {
-    let Some(place) = Place::new("connections_are_for_the_name_that_was_looked_up") else { return };
+    let Some(fixture) = Fixture::new("connections_are_for_the_name_that_was_looked_up") else { return };
     let tls = |name: &str| {
         format!(
             "context = ssl.create_default_context(cafile='/workspace/certificate.pem')\ncontext.check_hostname = False\n\
@@ -394,14 +394,14 @@ fn connections_are_for_the_name_that_was_looked_up() {
             "it is not valid HTTP/1",
         ),
     ] {
-        place.check(("0", "web.example:80,web.example:443,web.example:8080"), &code, printed, denied);
+        fixture.check(("0", "web.example:80,web.example:443,web.example:8080"), &code, printed, denied);
     }
 }
 
 /// Promise (Network): Bodies, keep-alive and WebSockets pass through the gateway, and another upgrade does not.
 #[test]
 fn requests_and_upgrades_pass() {
-    let Some(place) = Place::new("requests_and_upgrades_pass") else { return };
+    let Some(fixture) = Fixture::new("requests_and_upgrades_pass") else { return };
     for (code, printed) in [
         (
             "import http.client\nc = http.client.HTTPConnection('web.example')\n\
@@ -425,7 +425,7 @@ fn requests_and_upgrades_pass() {
             "b'HTTP/1.1 200 OK'\n",
         ),
     ] {
-        let (status, stdout, stderr) = place.python("0", "web.example:80", code);
+        let (status, stdout, stderr) = fixture.python("0", "web.example:80", code);
         assert_eq!((status, stdout.as_str()), (0, printed), "{code}: {stderr}");
     }
 }
@@ -433,7 +433,7 @@ fn requests_and_upgrades_pass() {
 /// Promise (Network): A sandbox that opens many connections, or never completes a message, harms itself alone.
 #[test]
 fn many_connections_are_bounded() {
-    let Some(place) = Place::new("many_connections_are_bounded") else { return };
+    let Some(fixture) = Fixture::new("many_connections_are_bounded") else { return };
     let code = "held = []\n\
         try:\n    \
             for n in range(400):\n        \
@@ -448,7 +448,7 @@ fn many_connections_are_bounded() {
         print(len(held), len(held) - closed)\n\
         for c in held: c.close()\n\
         print(talk('web.example', 7, b'abc'))";
-    let (status, stdout, stderr) = place.python("0", "web.example:7,web.example:9", code);
+    let (status, stdout, stderr) = fixture.python("0", "web.example:7,web.example:9", code);
     assert_eq!((status, stdout.as_str()), (0, "400 64\nb'3 bytes'\n"), "{stderr}");
     assert!(stderr.contains("too many are open"), "{stderr}");
 }
@@ -456,24 +456,24 @@ fn many_connections_are_bounded() {
 /// Promise (Network): After a run with a network, no process and no namespace is left.
 #[test]
 fn a_killed_run_leaves_no_namespace() {
-    let Some(place) = Place::new("a_killed_run_leaves_no_namespace") else { return };
+    let Some(fixture) = Fixture::new("a_killed_run_leaves_no_namespace") else { return };
     // Of the processes in this place only: other tests have namespaces, too.
     let namespaces = || {
         let mut list = Command::new("nsenter");
-        list.args(["--mount", "--net", "--pid", "--target", &place.first.to_string()]);
+        list.args(["--mount", "--net", "--pid", "--target", &fixture.first.to_string()]);
         let (_, stdout, _) = outcome(list.args(["sh", "-c", "readlink /proc/[0-9]*/ns/net"]));
         stdout.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>()
     };
     let before = namespaces();
     assert!(!before.is_empty(), "the network of the servers is seen");
-    let (status, _, stderr) = place.python(
+    let (status, _, stderr) = fixture.python(
         "0",
         "web.example:7",
         "socket.create_connection(('web.example', 7)); import os; os.kill(os.getpid(), 9)",
     );
     assert_eq!(status, 137, "{stderr}");
     let open = "connection = socket.create_connection(('web.example', 9)); connection.send(b'x'); sys.exit(3)";
-    let (status, _, stderr) = place.python("0", "web.example:9", open);
+    let (status, _, stderr) = fixture.python("0", "web.example:9", open);
     assert_eq!(status, 3, "{stderr}");
     let begun = std::time::Instant::now();
     while !namespaces().is_subset(&before) {

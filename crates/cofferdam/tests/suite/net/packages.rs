@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Place, USERS, outcome};
+use super::{Fixture, USERS, outcome};
 #[cfg(all(feature = "container", feature = "vm"))]
 use crate::cli::{containers, vms};
 
@@ -74,13 +74,13 @@ const APT: Client = Client {
 #[cfg(all(feature = "container", feature = "vm"))]
 const CLIENTS: [Client; 4] = [PIP, NPM, CARGO, APT];
 
-/// A place whose servers have a package of each kind.
-fn place(test: &str) -> Option<Place> {
-    let place = Place::new(test)?;
+/// A network whose servers have a package of each kind.
+fn fixture(test: &str) -> Option<Fixture> {
+    let fixture = Fixture::new(test)?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/net/packages.py");
-    let (status, _, stderr) = outcome(Command::new("python3").arg(script).arg(place.directory.path().join("served")));
+    let (status, _, stderr) = outcome(Command::new("python3").arg(script).arg(fixture.directory.path().join("served")));
     assert_eq!(status, 0, "{stderr}");
-    Some(place)
+    Some(fixture)
 }
 
 /// Returns lines of shell that run clients. For each, a line `NAME: STATUS TEXT` with the last line of its output is
@@ -131,11 +131,11 @@ fn check(test: &str, clients: &[Client], run: impl Fn(&str, &str) -> (i32, Strin
 }
 
 /// Checks a client in process sandboxes.
-fn check_in_processes(test: &str, place: &Place, client: Client) {
+fn check_in_processes(test: &str, fixture: &Fixture, client: Client) {
     let clients = [client];
     for user in USERS {
         check(test, &clients, |policy, script| {
-            outcome(place.command(user, &["--net", policy]).args(["--", "sh", "-c", script]))
+            outcome(fixture.command(user, &["--net", policy]).args(["--", "sh", "-c", script]))
         });
     }
 }
@@ -149,58 +149,58 @@ fn toolchain() -> Option<PathBuf> {
 }
 
 /// Adds a file of the toolchain to the workspace.
-fn add(place: &Place, sysroot: &Path, name: &Path) {
-    let (from, to) = (sysroot.join(name), place.files().join(name));
+fn add(fixture: &Fixture, sysroot: &Path, name: &Path) {
+    let (from, to) = (sysroot.join(name), fixture.files().join(name));
     std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
     let linked = std::fs::hard_link(&from, &to).or_else(|_| std::fs::copy(&from, &to).map(drop));
     linked.expect("a file of the toolchain");
 }
 
 /// Adds Cargo and the compiler to the workspace.
-fn add_toolchain(place: &Place, sysroot: &Path) {
+fn add_toolchain(fixture: &Fixture, sysroot: &Path) {
     let libraries = std::fs::read_dir(sysroot.join("lib")).expect("libraries").flatten().map(|entry| entry.path());
     for library in libraries.filter(|path| path.is_file()) {
-        add(place, sysroot, library.strip_prefix(sysroot).expect("below the root"));
+        add(fixture, sysroot, library.strip_prefix(sysroot).expect("below the root"));
     }
-    add(place, sysroot, Path::new("bin/cargo"));
-    add(place, sysroot, Path::new("bin/rustc"));
+    add(fixture, sysroot, Path::new("bin/cargo"));
+    add(fixture, sysroot, Path::new("bin/rustc"));
 }
 
 /// Promise (Network): `pip install` works with the preset, and not without it.
 #[test]
 fn pip_installs_with_the_preset() {
     let test = "pip_installs_with_the_preset";
-    let Some(place) = place(test) else { return };
-    check_in_processes(test, &place, PIP);
+    let Some(fixture) = fixture(test) else { return };
+    check_in_processes(test, &fixture, PIP);
 }
 
 /// Promise (Network): `npm install` works with the preset, and not without it.
 #[test]
 fn npm_installs_with_the_preset() {
     let test = "npm_installs_with_the_preset";
-    let Some(place) = place(test) else { return };
-    check_in_processes(test, &place, NPM);
+    let Some(fixture) = fixture(test) else { return };
+    check_in_processes(test, &fixture, NPM);
 }
 
 /// Promise (Network): `cargo fetch` works with the preset, and not without it.
 #[test]
 fn cargo_fetches_with_the_preset() {
     let test = "cargo_fetches_with_the_preset";
-    let Some(place) = place(test) else { return };
+    let Some(fixture) = fixture(test) else { return };
     let Some(sysroot) = toolchain() else { return println!("SKIP {test}: this host has no toolchain of Rust") };
-    add_toolchain(&place, &sysroot);
-    check_in_processes(test, &place, CARGO);
+    add_toolchain(&fixture, &sysroot);
+    check_in_processes(test, &fixture, CARGO);
 }
 
 /// Promise (Network): `apt-get download` works with the preset, and not without it.
 #[test]
 fn apt_downloads_with_the_preset() {
     let test = "apt_downloads_with_the_preset";
-    let Some(place) = place(test) else { return };
-    if !place.directory.path().join("served/deb.debian.org").exists() {
+    let Some(fixture) = fixture(test) else { return };
+    if !fixture.directory.path().join("served/deb.debian.org").exists() {
         return println!("SKIP {test}: this host has no dpkg-deb");
     }
-    check_in_processes(test, &place, APT);
+    check_in_processes(test, &fixture, APT);
 }
 
 /// Containers and VMs, whose image has the clients. Cargo is that of the host: Debian's may be too old for the index.
@@ -231,9 +231,9 @@ mod images {
 
     /// Adds Cargo to the workspace without the compiler, whose 350 MB take minutes to write into an emulated VM. A script
     /// answers Cargo's questions about the target. It recorded the compiler's answers on this host.
-    fn add_cargo(place: &Place, sysroot: &Path) {
-        add(place, sysroot, Path::new("bin/cargo"));
-        let rustc = place.files().join("bin/rustc");
+    fn add_cargo(fixture: &Fixture, sysroot: &Path) {
+        add(fixture, sysroot, Path::new("bin/cargo"));
+        let rustc = fixture.files().join("bin/rustc");
         let script = format!(
             "#!/bin/sh\nanswer=$0-$(printf %s \"$*\" | cksum | cut -d ' ' -f 1)\n\
              [ -e \"$answer\" ] || '{}' \"$@\" > \"$answer\" || exit\ncat \"$answer\"\n",
@@ -247,7 +247,7 @@ mod images {
         std::fs::write(project.path().join("Cargo.toml"), "[package]\nname = \"x\"\nedition = \"2021\"\n")
             .expect("a file");
         for words in [&["rustc", "-vV"][..], &["cargo", "fetch"]] {
-            let mut command = Command::new(place.files().join("bin").join(words[0]));
+            let mut command = Command::new(fixture.files().join("bin").join(words[0]));
             command.args(&words[1..]).current_dir(project.path()).env_clear();
             command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
             command.env("RUSTC", &rustc).env("CARGO_HOME", project.path().join("home"));
@@ -261,17 +261,17 @@ mod images {
     #[test]
     fn packages_install_in_a_container() {
         let test = "packages_install_in_a_container";
-        let Some(place) = place(test) else { return };
+        let Some(fixture) = fixture(test) else { return };
         let Some(command) = containers::with_engine(vms::with_cache(cofferdam())) else { return };
         build(command, &["image", "build", "--engine"]);
         if let Some(sysroot) = toolchain() {
-            add_toolchain(&place, &sysroot);
+            add_toolchain(&fixture, &sysroot);
         }
-        let workspace = format!("{}:ro", place.files().display());
+        let workspace = format!("{}:ro", fixture.files().display());
         for client in CLIENTS {
             check(test, &[client], |policy, script| {
                 let options = ["--net", policy, "--image", IMAGE, "--workspace", &workspace, "--disk", "none"];
-                let mut command = place.command_under("docker", &options);
+                let mut command = fixture.command_under("docker", &options);
                 command.args(["--timeout", "120s", "--", "sh", "-c", script]);
                 outcome(&mut containers::with_engine(command).expect("an engine"))
             });
@@ -283,21 +283,21 @@ mod images {
     #[test]
     fn packages_install_in_a_vm() {
         let test = "packages_install_in_a_vm";
-        let Some(place) = place(test) else { return };
+        let Some(fixture) = fixture(test) else { return };
         let Some(command) = vms::with_vms(cofferdam(), test) else { return };
         build(command, &["vm", "build-image"]);
         if let Some(sysroot) = toolchain() {
-            add_cargo(&place, &sysroot);
+            add_cargo(&fixture, &sysroot);
         }
         // A VM has no mounted directory, so the files of the workspace come as an archive on standard input.
-        let archive = place.directory.path().join("archive.tar");
+        let archive = fixture.directory.path().join("archive.tar");
         let (status, _, stderr) =
-            outcome(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(place.files()).arg("."));
+            outcome(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(fixture.files()).arg("."));
         assert_eq!(status, 0, "{stderr}");
         // One VM runs all clients, because emulated VMs boot slowly.
         check(test, &CLIENTS, |policy, script| {
             let options = ["--net", policy, "--stdin", "--cpu-time", "300s", "--timeout", "300s"];
-            let mut command = place.command_under("vm", &options);
+            let mut command = fixture.command_under("vm", &options);
             command.args(["--", "sh", "-c", &format!("tar -x --no-same-owner -C /workspace || exit\n{script}")]);
             let mut command = vms::with_vms(command, test).expect("VMs are available");
             outcome(command.env("COFFERDAM_VM_IMAGE", IMAGE).stdin(File::open(&archive).expect("the archive")))

@@ -4,14 +4,14 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Place, USERS, outcome};
+use super::{Fixture, USERS, outcome};
 
 /// Promise (Network): Requests are allowed by method and path, without TLS and over TLS that is intercepted. Others get
 /// status 403, never reach the server, and are reported.
 #[test]
 fn requests_are_allowed_by_method_and_path() {
-    let Some(place) = Place::new("requests_are_allowed_by_method_and_path") else { return };
-    let policy = place.policy(
+    let Some(fixture) = Fixture::new("requests_are_allowed_by_method_and_path") else { return };
+    let policy = fixture.policy(
         r#"
         [[allow]]
         host = "api.example:80"
@@ -53,7 +53,7 @@ print(*fetch('https://wrong.example/'))";
         [\"/refused\"] would allow it\n\
         502 no TLS connection to wrong.example:443: invalid peer certificate: ";
     for user in USERS {
-        let (status, stdout, stderr) = place.run(user, &["--net-policy", &policy], code);
+        let (status, stdout, stderr) = fixture.run(user, &["--net-policy", &policy], code);
         assert_eq!(status, 0, "{stderr}");
         assert!(stdout.starts_with(expected), "{stdout}");
         for denied in ["[\\\"DELETE\\\"]", "[\\\"/v10\\\"]", "[\\\"/public\\\"]", "[\\\"PUT\\\"]", "[\\\"/refused\\\"]"]
@@ -61,14 +61,56 @@ print(*fetch('https://wrong.example/'))";
             assert!(stderr.contains(denied), "{denied} {stderr}");
         }
     }
-    let requests = place.log("requests");
+    let requests = fixture.log("requests");
     assert!(requests.contains("GET /v1/x HTTP/1.1") && !requests.contains("refused"), "{requests}");
+}
+
+/// Promise (Network): A redirect is a new request, which needs a rule that allows it.
+#[test]
+fn redirects_are_new_requests() {
+    let Some(fixture) = Fixture::new("redirects_are_new_requests") else { return };
+    let policy = fixture.policy(
+        r#"
+        [[allow]]
+        host = "api.example:443"
+        paths = ["/redirect", "/open"]
+        [[allow]]
+        host = "web.example:80"
+        paths = ["/open"]
+        "#,
+    );
+    let code = r"
+import urllib.error, urllib.request
+def follow(url):
+    try:
+        with urllib.request.urlopen('https://api.example/redirect?' + url, timeout=15) as answer: return answer.status
+    except urllib.error.HTTPError as error: return error.code, error.geturl()
+    except OSError as error: return type(getattr(error, 'reason', error)).__name__
+for url in ('/open', 'http://web.example/open', 'https://api.example/redirect?http://web.example/open', '/closed',
+            'http://web.example/closed', 'https://elsewhere.example/closed', 'http://web.example:8080/closed'):
+    print(follow(url))";
+    let expected = "200\n200\n200\n(403, 'https://api.example/closed')\n(403, 'http://web.example/closed')\n\
+                    gaierror\nConnectionRefusedError\n";
+    for user in USERS {
+        let (status, stdout, stderr) = fixture.run(user, &["--net-policy", &policy], code);
+        assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
+        for denied in [
+            "an HTTP request to api.example:443: the policy does not allow this path",
+            "an HTTP request to web.example:80: the policy does not allow this path",
+            "the look-up of elsewhere.example: the policy does not list it",
+            "the connection to web.example:8080: the policy does not allow this port",
+        ] {
+            assert!(stderr.contains(denied), "{denied}: {stderr}");
+        }
+    }
+    let requests = fixture.log("requests");
+    assert!(requests.contains("GET /open ") && !requests.contains("GET /closed"), "{requests}");
 }
 
 /// Promise (Network): TLS passes untouched unless a rule of its host needs the requests.
 #[test]
 fn only_tls_of_hosts_with_rules_for_requests_is_intercepted() {
-    let Some(place) = Place::new("only_tls_of_hosts_with_rules_for_requests_is_intercepted") else { return };
+    let Some(fixture) = Fixture::new("only_tls_of_hosts_with_rules_for_requests_is_intercepted") else { return };
     let code = r"
 import os
 def issuer(name):
@@ -88,8 +130,8 @@ print(status('http://api.example/', cafile=None))";
     ] {
         let port_80 = rule("api.example:80", if api == "http" { "tls" } else { api });
         let policy =
-            place.policy(&[rule("api.example:443", api), rule("elsewhere.example:443", "tls"), port_80].concat());
-        let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+            fixture.policy(&[rule("api.example:443", api), rule("elsewhere.example:443", "tls"), port_80].concat());
+        let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &policy], code);
         let issuers = stdout.replace("failed: ConnectionResetError", "failed: SSLEOFError");
         assert_eq!((status, issuers.as_str()), (0, printed), "{api}: {stderr}");
         assert!(stderr.replace('\\', "").contains(denied), "{api}: {stderr}");
@@ -101,7 +143,7 @@ print(status('http://api.example/', cafile=None))";
 #[test]
 fn the_certificates_of_the_system_have_the_authority() {
     let test = "the_certificates_of_the_system_have_the_authority";
-    let Some(place) = Place::new(test) else { return };
+    let Some(fixture) = Fixture::new(test) else { return };
     let bundle = "/etc/ssl/certs/ca-certificates.crt";
     if !std::path::Path::new(bundle).is_file() {
         return println!("SKIP {test}: this host has no {bundle}");
@@ -123,7 +165,7 @@ print(subprocess.run(curl, env={{}}, capture_output=True, text=True).stdout if c
     for user in USERS {
         for (protocol, expected) in [("https", "200\nTrue\n200\n"), ("tls", "SSLCertVerificationError\nFalse\n000\n")] {
             let rule = format!("[[allow]]\nhost = \"api.example:443\"\nprotocol = \"{protocol}\"\n");
-            let (status, stdout, stderr) = place.run(user, &["--net-policy", &place.policy(&rule)], &code);
+            let (status, stdout, stderr) = fixture.run(user, &["--net-policy", &fixture.policy(&rule)], &code);
             let expected = match stdout.ends_with("no curl\n") {
                 true => expected.replace("\n200\n", "\nno curl\n").replace("000\n", "no curl\n"),
                 false => expected.to_owned(),
@@ -136,8 +178,8 @@ print(subprocess.run(curl, env={{}}, capture_output=True, text=True).stdout if c
 /// Promise (Network): A rule's budget of requests and bytes, and its rate, hold for the whole sandbox.
 #[test]
 fn budgets_of_rules_hold() {
-    let Some(place) = Place::new("budgets_of_rules_hold") else { return };
-    let policy = place.policy(
+    let Some(fixture) = Fixture::new("budgets_of_rules_hold") else { return };
+    let policy = fixture.policy(
         r#"
         [[allow]]
         host = "api.example:80"
@@ -172,11 +214,15 @@ import time
 begun = time.monotonic()
 answer = fetch('https://elsewhere.example/size/150000', cafile='/workspace/certificate.pem')
 print(len(answer[1]), time.monotonic() - begun > 0.5)";
-    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+    let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &policy], code);
     let expected = "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\n\
                     b'3 bytes'\nb''\n150000 True\n";
     assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
-    for denied in ["api.example:80: the budget of its rule is used up", "its rule allows fewer requests a minute"] {
+    for denied in [
+        "api.example:80: the budget of its rule is used up: api.example:80",
+        "its rule allows fewer requests a minute: web.example:80",
+        "the connection to elsewhere.example:80: the budget of its rule is used up: elsewhere.example:80",
+    ] {
         assert!(stderr.contains(denied), "{stderr}");
     }
 }
@@ -184,7 +230,7 @@ print(len(answer[1]), time.monotonic() - begun > 0.5)";
 /// Promise (Network): A policy reaches ranges of addresses and private addresses by naming them, and no others.
 #[test]
 fn ranges_and_named_private_addresses_are_reached() {
-    let Some(place) = Place::new("ranges_and_named_private_addresses_are_reached") else { return };
+    let Some(fixture) = Fixture::new("ranges_and_named_private_addresses_are_reached") else { return };
     for user in USERS {
         for (policy, code, printed, denied) in [
             ("11.22.33.0/24:7", "attempt(talk, '11.22.33.44', 7, b'abc')", "b'3 bytes'\n", ""),
@@ -215,7 +261,7 @@ fn ranges_and_named_private_addresses_are_reached() {
                 "the address is not public",
             ),
         ] {
-            place.check((user, policy), code, printed, denied);
+            fixture.check((user, policy), code, printed, denied);
         }
     }
 }
@@ -223,21 +269,21 @@ fn ranges_and_named_private_addresses_are_reached() {
 /// Promise (Network): A policy is learned without any connection, or with all of them, and allows what the run did.
 #[test]
 fn learned_policy_allows_the_runs_connections() {
-    let Some(place) = Place::new("learned_policy_allows_the_runs_connections") else { return };
+    let Some(fixture) = Fixture::new("learned_policy_allows_the_runs_connections") else { return };
     // The last two are on a port that no sandbox serves while a policy is learned.
     let code = "print(status('https://api.example/', cafile='/workspace/certificate.pem'), status('http://web.example/'))\n\
                 attempt(talk, 'web.example', 7, b'abc')\nattempt(talk, '11.22.33.44', 7, b'abc')";
     let refused = "failed: ConnectionRefusedError\n";
     for user in USERS {
-        let before = place.log("connections");
-        let (status, stdout, stderr) = place.run(user, &["--net-learn"], code);
+        let before = fixture.log("connections");
+        let (status, stdout, stderr) = fixture.run(user, &["--net-learn"], code);
         assert!(status == 0 && !stdout.contains("200"), "{stdout} {stderr}");
-        assert_eq!(place.log("connections"), before, "a run that learns connects to nothing");
+        assert_eq!(fixture.log("connections"), before, "a run that learns connects to nothing");
         let learned = learned(&stderr);
         assert_eq!(learned, "11.22.33.44:7,api.example:443,web.example:7,web.example:80", "{stderr}");
-        let (status, stdout, stderr) = place.run(user, &["--net", learned], code);
+        let (status, stdout, stderr) = fixture.run(user, &["--net", learned], code);
         assert_eq!((status, stdout.as_str()), (0, "200 200\nb'3 bytes'\nb'3 bytes'\n"), "{stderr}");
-        let (status, stdout, stderr) = place.run(user, &["--net-learn=allow"], code);
+        let (status, stdout, stderr) = fixture.run(user, &["--net-learn=allow"], code);
         assert_eq!((status, stdout), (0, format!("200 200\n{refused}{refused}")), "{stderr}");
         assert_eq!(self::learned(&stderr), learned);
     }
@@ -248,10 +294,10 @@ for name in (b'x:80,*.evil.test:443,y', b'*.evil.test', b'x; reboot', b'\x1b[31m
         c.sendall(b'\x05\x01\0\x05\x01\0\x03%c%s\0\x50' % (len(name), name)); c.shutdown(socket.SHUT_WR)
         while c.recv(64): pass
 for address in ('198.18.0.1', '198.18.7.7', '127.0.0.1'): attempt(talk, address, 80)";
-    let (_, _, stderr) = place.run("0", &["--net-learn"], names);
+    let (_, _, stderr) = fixture.run("0", &["--net-learn"], names);
     assert_eq!(self::learned(&stderr), "fine.example:80", "{stderr}");
     // Everything is allowed, but no private address.
-    let (_, stdout, stderr) = place.run("0", &["--net-learn=allow"], "attempt(talk, 'private.example', 80)");
+    let (_, stdout, stderr) = fixture.run("0", &["--net-learn=allow"], "attempt(talk, 'private.example', 80)");
     assert_eq!(stdout, "b''\n", "{stderr}");
 }
 
@@ -264,23 +310,25 @@ fn learned(stderr: &str) -> &str {
 #[test]
 fn the_log_has_each_connection_and_request() {
     use std::os::unix::fs::PermissionsExt;
-    let Some(place) = Place::new("the_log_has_each_connection_and_request") else { return };
-    let log = place.directory.path().join("log");
+    let Some(fixture) = Fixture::new("the_log_has_each_connection_and_request") else { return };
+    let log = fixture.directory.path().join("log");
     std::fs::write(&log, "{\"earlier\": true}\n").expect("a log");
     std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o666)).expect("the mode is set");
-    let policy = place
+    let policy = fixture
         .policy("[[allow]]\nhost = \"api.example:443\"\nmethods = [\"GET\"]\n[[allow]]\nhost = \"web.example:7\"\n");
-    let code = "fetch('https://api.example/x?token=hidden'); fetch('https://api.example/y', 'POST')\n\
-                talk('web.example', 7, b'abc')";
+    let code = "import time\nfetch('https://api.example/x?token=hidden'); fetch('https://api.example/y', 'POST')\n\
+                talk('web.example', 7, b'abc')\n\
+                with socket.create_connection(('web.example', 7), 15) as connection:\n    \
+                connection.sendall(b'abcd'); time.sleep(0.3)";
     for user in USERS {
         let options = ["--net-policy", &policy, "--tenant", "acme", "--net-log", log.to_str().expect("a path")];
-        let (status, _, stderr) = place.run(user, &options, code);
+        let (status, _, stderr) = fixture.run(user, &options, code);
         assert_eq!(status, 0, "{stderr}");
         let text = std::fs::read_to_string(&log).expect("the log");
         assert!(!text.contains("hidden"), "a query can have secrets: {text}");
         let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!(lines.remove(0)["earlier"], true, "the log is appended to");
-        let lines = &lines[lines.len() - 5..];
+        let lines = &lines[lines.len() - 6..];
         for line in lines {
             assert_eq!(line["tenant"], "acme", "{line}");
             assert!(line["sandbox"].as_str().is_some_and(|id| !id.is_empty()), "{line}");
@@ -294,7 +342,10 @@ fn the_log_has_each_connection_and_request() {
         );
         let y = find(&|line| line["path"] == "/y");
         assert!(y["rule"].is_null() && y["reason"].as_str().is_some_and(|why| why.contains("method")), "{y}");
-        let echo = find(&|line| line["port"] == 7);
+        let held = find(&|line| line["sent"] == 4);
+        let time = held["duration_ms"].as_u64().expect("a number");
+        assert!((250..30_000).contains(&time), "{held}");
+        let echo = find(&|line| line["port"] == 7 && line["sent"] != 4);
         assert_eq!((&echo["rule"], &echo["address"]), (&"web.example:7".into(), &"11.22.33.44".into()), "{echo}");
         assert_eq!((&echo["sent"], &echo["received"]), (&3.into(), &7.into()), "{echo}");
     }
@@ -380,16 +431,16 @@ fn net_explain_agrees_with_run() {
 #[test]
 fn java_trusts_the_authority_of_the_gateway() {
     let test = "java_trusts_the_authority_of_the_gateway";
-    let Some(place) = Place::new(test) else { return };
-    let policy = place.policy("[[allow]]\nhost = \"api.example:443\"\npaths = [\"/v1/\"]\n");
+    let Some(fixture) = Fixture::new(test) else { return };
+    let policy = fixture.policy("[[allow]]\nhost = \"api.example:443\"\npaths = [\"/v1/\"]\n");
     let source = "import java.net.*;\npublic class Fetch {\n  public static void main(String[] urls) throws Exception {\n    \
                   for (String url : urls) {\n      \
                   System.out.println(((HttpURLConnection) new URL(url).openConnection()).getResponseCode());\n    \
                   }\n  }\n}\n";
-    std::fs::write(place.files().join("Fetch.java"), source).expect("written");
+    std::fs::write(fixture.files().join("Fetch.java"), source).expect("written");
     let run = |words: &[&str]| {
         let options = ["--net-policy", &policy, "--memory", "1G"];
-        outcome(place.command("0", &options).arg("--").args(words))
+        outcome(fixture.command("0", &options).arg("--").args(words))
     };
     let (status, _, stderr) = run(&["java", "-version"]);
     if status != 0 {

@@ -1,6 +1,6 @@
 //! The proxy of a sandbox: SOCKS5, CONNECT, and requests with the address of their server.
 
-use super::{Place, USERS};
+use super::{Fixture, USERS};
 
 /// Functions that speak the protocols of proxies byte by byte.
 const CLIENTS: &str = r"
@@ -47,7 +47,7 @@ def greet(target, name):
 /// Promise (Network): Through its proxy, a sandbox reaches what the policy allows, and nothing else.
 #[test]
 fn proxy_reaches_only_allowed_hosts() {
-    let Some(place) = Place::new("proxy_reaches_only_allowed_hosts") else { return };
+    let Some(fixture) = Fixture::new("proxy_reaches_only_allowed_hosts") else { return };
     let policy = "web.example:80,web.example:443,web.example:7,11.22.33.44:7,private.example:80";
     let request = |host: &str| format!("b'GET / HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n'");
     for user in USERS {
@@ -86,7 +86,7 @@ fn proxy_reaches_only_allowed_hosts() {
             ("print(get('http://web.example:22/')[:12])", "b'HTTP/1.1 403'", "the policy does not allow this port"),
             ("print(get('https://web.example/')[:12], get('/')[:12])", "b'HTTP/1.1 400' b'HTTP/1.1 400'", ""),
         ] {
-            place.check((user, policy), &format!("{CLIENTS}\n{code}"), printed, denied);
+            fixture.check((user, policy), &format!("{CLIENTS}\n{code}"), printed, denied);
         }
         // A tunnel to port 80 carries requests for its name only. A connection without a tunnel carries one request.
         for (code, printed) in [
@@ -102,7 +102,7 @@ fn proxy_reaches_only_allowed_hosts() {
             ),
         ] {
             let denied = if printed.ends_with("403'") { "the request is for other.example" } else { "" };
-            place.check((user, policy), &format!("{CLIENTS}\n{code}"), printed, denied);
+            fixture.check((user, policy), &format!("{CLIENTS}\n{code}"), printed, denied);
         }
     }
 }
@@ -111,7 +111,7 @@ fn proxy_reaches_only_allowed_hosts() {
 #[test]
 fn usual_clients_use_the_proxy() {
     let test = "usual_clients_use_the_proxy";
-    let Some(place) = Place::new(test) else { return };
+    let Some(fixture) = Fixture::new(test) else { return };
     let code = r"
 import os, shutil, subprocess, urllib.request
 proxies = {'http': 'http://198.18.0.1:3128', 'https': 'http://198.18.0.1:3128'}
@@ -129,12 +129,12 @@ for proxy in ('socks5h', 'http'):
 # One connection to the proxy for two hosts.
 curl = ['curl', '-sS', '-o', '/dev/null', '-o', '/dev/null', '-w', '%{http_code} ', '--proxy', 'http://198.18.0.1:3128']
 print(subprocess.run([*curl, 'http://web.example/', 'http://api.example/'], capture_output=True, text=True).stdout)";
-    let policy = place.policy(
+    let policy = fixture.policy(
         "[[allow]]\nhost = \"web.example:80\"\n[[allow]]\nhost = \"api.example:80\"\n[[allow]]\nhost = \
          \"api.example:443\"\nmethods = [\"GET\"]\npaths = \
          [\"/v1\"]\n",
     );
-    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+    let (status, stdout, stderr) = fixture.run("0", &["--net-policy", &policy], code);
     let urllib = "200\n200\nHTTP 403\nHTTP 403\n";
     let curl = "0 200 \n0 200 \n0 403 \n97 000 \n0 200 \n0 200 \n0 403 \n0 403 \n200 200 \n";
     match stdout.strip_suffix("no curl\n") {

@@ -1,8 +1,13 @@
 //! Secrets at the edge: programs have placeholders, and the gateway puts values into requests to the named hosts only.
 
-use std::process::Command;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
 
-use super::{Place, USERS, outcome};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Fixture, USERS, outcome};
 
 /// The values, of the sources environment, file and command. No two have a common part.
 const TOKEN: &str = "token-4d1f9a7c35";
@@ -10,12 +15,12 @@ const KEY: &str = "key/+&=8b2e60d1f7";
 const PASSWORD: &str = "password-c07e51ab";
 
 /// Writes the values of two secrets to files, and the policy with all three.
-fn policy(place: &Place) -> String {
+fn policy(fixture: &Fixture) -> String {
     for (name, value) in [("key", KEY), ("password", PASSWORD)] {
-        std::fs::write(place.directory.path().join(name), format!("{value}\n")).expect("a secret");
+        std::fs::write(fixture.directory.path().join(name), format!("{value}\n")).expect("a secret");
     }
-    let directory = place.directory.path().display();
-    place.policy(&format!(
+    let directory = fixture.directory.path().display();
+    fixture.policy(&format!(
         r#"
         [[allow]]
         host = "api.example:443"
@@ -44,8 +49,8 @@ fn policy(place: &Place) -> String {
 }
 
 /// Returns a run with the policy, whose own environment has the value of the first secret.
-fn run(place: &Place, user: &str, options: &[&str], code: &str) -> Command {
-    let mut run = place.command(user, &[&["--net-policy", &policy(place)], options].concat());
+fn run(fixture: &Fixture, user: &str, options: &[&str], code: &str) -> Command {
+    let mut run = fixture.command(user, &[&["--net-policy", &policy(fixture)], options].concat());
     run.env("SOURCE", TOKEN).args(["--", "python3", "-c", &format!("{}\n{code}", super::PRELUDE)]);
     run
 }
@@ -71,7 +76,7 @@ fn backwards(text: &str) -> String {
 /// Promise (Network): A secret reaches the hosts that it names, in the place that it names, and is masked in answers.
 #[test]
 fn secrets_reach_their_hosts_only() {
-    let Some(place) = Place::new("secrets_reach_their_hosts_only") else { return };
+    let Some(fixture) = Fixture::new("secrets_reach_their_hosts_only") else { return };
     let code = r"
 import base64, os
 token, key, password = (os.environ['API_' + name] for name in ('TOKEN', 'KEY', 'PASSWORD'))
@@ -87,7 +92,7 @@ print('# twice', *fetch('https://api.example/', headers={'Authorization': f'{tok
 print('# used up', status('https://api.example/', headers=basic), *fetch('https://api.example/', headers=basic))
 print('# end', token, key, password)";
     for user in USERS {
-        let (status, stdout, stderr) = outcome(&mut run(&place, user, &[], code));
+        let (status, stdout, stderr) = outcome(&mut run(&fixture, user, &[], code));
         assert_eq!(status, 0, "{stdout} {stderr}");
         check_absent(&stdout);
         check_absent(&stderr);
@@ -128,7 +133,7 @@ print('# end', token, key, password)";
 /// Promise (Network): No file, process or variable of a sandbox has the value of a secret, nor has any output or log.
 #[test]
 fn values_of_secrets_are_nowhere_in_a_sandbox() {
-    let Some(place) = Place::new("values_of_secrets_are_nowhere_in_a_sandbox") else { return };
+    let Some(fixture) = Fixture::new("values_of_secrets_are_nowhere_in_a_sandbox") else { return };
     let code = r"
 import os, pathlib
 fetch('https://api.example/?key=' + os.environ['API_KEY'], headers={'Authorization': os.environ['API_TOKEN']})
@@ -154,11 +159,11 @@ for process in pathlib.Path('/proc').glob('[0-9]*'):
 print('found in memory:', found)";
     let values = [TOKEN, KEY, PASSWORD].map(backwards);
     for (user, options) in [("0", &[][..]), (super::ORDINARY, &[]), ("0", &["--json"]), ("0", &["--events"])] {
-        let log = place.directory.path().join(format!("log-{user}"));
+        let log = fixture.directory.path().join(format!("log-{user}"));
         std::fs::write(&log, "").expect("a log");
         std::os::unix::fs::chown(&log, Some(user.parse().expect("a number")), None).expect("an owner");
         let options = [options, &["--net-log", log.to_str().expect("a path")]].concat();
-        let (status, stdout, stderr) = outcome(run(&place, user, &options, code).args(&values));
+        let (status, stdout, stderr) = outcome(run(&fixture, user, &options, code).args(&values));
         assert_eq!(status, 0, "{stdout} {stderr}");
         assert!(stdout.contains("API_TOKEN") && stdout.contains("ca-certificates.crt"), "{stdout}");
         assert!(stdout.contains("found in memory: 0"), "{stdout}");
@@ -170,17 +175,74 @@ print('found in memory:', found)";
     }
 }
 
+/// Returns the children of a process, and theirs.
+fn descendants(process: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let children = tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let text = children.collect::<Vec<_>>().join(" ");
+    let children = text.split_whitespace().filter_map(|child| child.parse().ok());
+    children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
+}
+
+/// Returns the limit of core files of a process.
+fn core_limit(process: u32) -> String {
+    let limits = std::fs::read_to_string(format!("/proc/{process}/limits")).expect("it lives");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size"));
+    line.and_then(|line| line.split_whitespace().next()).expect("a limit").to_owned()
+}
+
+/// Returns true if a text is in the writable memory of a process.
+fn holds(process: u32, text: &str) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("it lives");
+    let memory = File::open(format!("/proc/{process}/mem")).expect("it lives");
+    let ranges = maps.lines().filter(|line| line.contains(" rw")).filter_map(|line| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+    });
+    ranges.into_iter().any(|(start, end)| {
+        let mut bytes = vec![0; usize::try_from(end - start).expect("it fits")];
+        let read = memory.read_at(&mut bytes, start).unwrap_or_default();
+        bytes[..read].windows(text.len()).any(|part| part == text.as_bytes())
+    })
+}
+
+/// Promise (Network): The process that holds secrets writes no core dump, whatever limit it was started with.
+#[test]
+fn the_process_that_holds_secrets_dumps_no_core() {
+    let Some(fixture) = Fixture::new("the_process_that_holds_secrets_dumps_no_core") else { return };
+    for user in USERS {
+        let run = run(&fixture, user, &[], "import time\nprint('ready', flush=True); time.sleep(50)");
+        let mut unlimited = Command::new("prlimit");
+        unlimited.arg("--core=unlimited:unlimited").arg(run.get_program()).args(run.get_args()).env_clear();
+        unlimited.envs(run.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
+        let mut child = unlimited.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let first = BufReader::new(child.stdout.take().expect("piped")).lines().next();
+        let processes = descendants(child.id());
+        let (control, supervisor) = (core_limit(child.id()), processes.first().copied().expect("a process"));
+        let holders: Vec<u32> = processes.iter().copied().filter(|process| holds(*process, KEY)).collect();
+        let limit = core_limit(supervisor);
+        let stopped = Pid::from_raw(supervisor.try_into().expect("a number")).expect("a process");
+        kill_process(stopped, Signal::TERM).expect("it lives");
+        child.wait().expect("it ends");
+        assert_eq!(first.and_then(Result::ok).as_deref(), Some("ready"));
+        assert!(processes.len() > 2, "the launcher and the sandbox are seen: {processes:?}");
+        assert_eq!(holders, [supervisor], "no other process holds a secret");
+        // With a limit of 1 byte, the kernel neither writes a file nor starts a handler.
+        assert_eq!((control.as_str(), limit.as_str()), ("unlimited", "1"), "{user}");
+    }
+}
+
 /// Promise (Network): A secret that cannot be used is an error that names the secret and has no value.
 #[test]
 fn errors_about_secrets_have_no_value() {
-    let Some(place) = Place::new("errors_about_secrets_have_no_value") else { return };
+    let Some(fixture) = Fixture::new("errors_about_secrets_have_no_value") else { return };
     for (policy, environment, expected) in [
-        (policy(&place), "", "the environment variable of a secret is not set"),
-        (policy(&place), "short", "too short"),
-        (policy(&place), "token-4d1f9a7c35\nsecond line", "control characters"),
-        (policy(&place).replace("policy", "missing"), TOKEN, "cannot read the policy"),
+        (policy(&fixture), "", "the environment variable of a secret is not set"),
+        (policy(&fixture), "short", "too short"),
+        (policy(&fixture), "token-4d1f9a7c35\nsecond line", "control characters"),
+        (policy(&fixture).replace("policy", "missing"), TOKEN, "cannot read the policy"),
     ] {
-        let mut run = place.command("0", &["--net-policy", &policy, "--", "true"]);
+        let mut run = fixture.command("0", &["--net-policy", &policy, "--", "true"]);
         if !environment.is_empty() {
             run.env("SOURCE", environment);
         }
@@ -189,11 +251,11 @@ fn errors_about_secrets_have_no_value() {
         assert!(stderr.contains(expected), "{stderr}");
         check_absent(&stderr);
     }
-    let unlisted = place.policy(&format!(
+    let unlisted = fixture.policy(&format!(
         "[[allow]]\nhost = \"api.example:443\"\n[[secret]]\nname = \"T\"\nfrom = \"command:echo {TOKEN}\"\nhosts = \
          [\"other.example:443\"]\n"
     ));
-    let (status, _, stderr) = outcome(&mut place.command("0", &["--net-policy", &unlisted, "--", "true"]));
+    let (status, _, stderr) = outcome(&mut fixture.command("0", &["--net-policy", &unlisted, "--", "true"]));
     assert!(status == 125 && stderr.contains("no rule of the network policy allows requests"), "{stderr}");
     check_absent(&stderr);
 }

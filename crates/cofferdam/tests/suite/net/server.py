@@ -84,8 +84,8 @@ class Tls(socketserver.StreamRequestHandler):
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """Serves files. Answers `/size/N` with N bytes, `/endless` with bytes without end, and other requests with the request
-    itself and with the values of its headers and its query backwards: the gateway does not recognise secrets in these."""
+    """Serves files. Answers `/size/N` with N bytes, `/endless` with bytes without end, `/redirect?URL` with a redirect to
+    this URL, and other requests with the request itself and with the values of its headers and its query backwards: the gateway does not recognise secrets in these."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -94,7 +94,8 @@ class Web(http.server.BaseHTTPRequestHandler):
         log("requests", self.requestline.encode())
         chunked = self.headers.get("Transfer-Encoding") == "chunked"
         body = read_body(self.rfile, None if chunked else int(self.headers.get("Content-Length", 0)))
-        path = self.path.partition("?")[0].strip("/")
+        path, _, query = self.path.partition("?")
+        path = path.strip("/")
         if path == "endless":
             self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % 2**40)
             while True:
@@ -104,7 +105,9 @@ class Web(http.server.BaseHTTPRequestHandler):
         if file.is_dir():
             file = file / "index.html"
         kind, status = "application/octet-stream", 200
-        if file.is_file():
+        if path == "redirect":
+            status, data = 302, b""
+        elif file.is_file():
             kind, data = "text/html" if file.suffix == ".html" else kind, file.read_bytes()
         elif root.is_dir():
             status, data = 404, b""
@@ -117,6 +120,8 @@ class Web(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
+        if status == 302:
+            self.send_header("Location", query)
         self.end_headers()
         self.wfile.write(data)
 

@@ -103,8 +103,8 @@ def activate(plugin):
         adapter.request("initialize", json!({"adapterID": "test"})).await;
         adapter.send("attach", json!({"justMyCode": false})).await;
         adapter.event("initialized").await;
-        let place = json!({"source": {"path": package.join("main.py")}, "breakpoints": [{"line": 5}]});
-        adapter.request("setBreakpoints", place).await;
+        let breakpoint = json!({"source": {"path": package.join("main.py")}, "breakpoints": [{"line": 5}]});
+        adapter.request("setBreakpoints", breakpoint).await;
         adapter.request("configurationDone", json!({})).await;
         let call = bench.host.call("work", "work", json!({"a": 41}), CallOptions::default());
         let stopped = adapter.event("stopped").await;

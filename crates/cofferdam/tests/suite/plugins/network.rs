@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::net::{Place, USERS, outcome};
+use crate::net::{Fixture, USERS, outcome};
 
 const CODE: &str = "
 import urllib.request
@@ -34,19 +34,19 @@ fn write(package: &Path, permissions: &str) {
 /// and by the host, to the hosts of its manifest only (P6, P11).
 #[test]
 fn p6_requests_fail_without_net_and_succeed_with_it() {
-    let Some(place) = Place::new("p6_requests_fail_without_net_and_succeed_with_it") else { return };
-    let (closed, open) = (place.files().join("closed"), place.files().join("open"));
+    let Some(fixture) = Fixture::new("p6_requests_fail_without_net_and_succeed_with_it") else { return };
+    let (closed, open) = (fixture.files().join("closed"), fixture.files().join("open"));
     write(&closed, "");
     write(&open, "permissions = [\"net\"]\n[sandbox]\nnet = [\"web.example:80\", \"api.example:443\"]\n");
     for user in USERS {
         let state = tempfile::tempdir().expect("a directory");
         rustix::fs::chown(state.path(), Some(uid(user)), None).expect("its owner changes");
         let call = |package: &Path, method: &str, url: &str| {
-            let mut run = place.enter();
+            let mut run = fixture.enter();
             run.args(["setpriv", "--reuid", user, "--regid", user, "--clear-groups", env!("CARGO_BIN_EXE_cofferdam")]);
             run.args(["plugins", "call"]).arg(package).args([method, &format!("{{\"url\": \"{url}\"}}")]);
             run.arg("--state").arg(state.path()).args(["--allow-weaker", crate::cli::WEAKER]);
-            run.env("SSL_CERT_FILE", place.files().join("certificate.pem"));
+            run.env("SSL_CERT_FILE", fixture.files().join("certificate.pem"));
             outcome(&mut run)
         };
         let web = "http://web.example/x";

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cofferdam::engine::{InterpretersConfig, PoolConfig, PreparedBackend};
 use cofferdam::resident::{
-    Asked, Connection, ResidentBackend, ResidentConfig, ResidentServer, SocketDirectory, Surroundings,
+    Connection, Requirements, ResidentBackend, ResidentConfig, ResidentServer, SocketDirectory, Surroundings,
 };
 use cofferdam::{
     Access, Backend, ByteSize, Capability, ErrorKind, ExecRequest, OutputEvent, Protection, Result, Spec, Workspace,
@@ -49,11 +49,17 @@ impl Inside {
 
     /// Connects to the server in this directory.
     pub fn connect(directory: &Path) -> Result<ResidentBackend, String> {
-        let asked =
-            Asked { build: BUILD.to_owned(), surroundings: Surroundings::default(), backend: "process".to_owned() };
+        let requirements = Requirements {
+            build: BUILD.to_owned(),
+            surroundings: Surroundings::default(),
+            backend: "process".to_owned(),
+        };
         let text = |error: cofferdam::Error| error.to_string();
-        let place = SocketDirectory::open(directory.to_owned()).map_err(text)?.ok_or("the server is gone")?;
-        let connection = Connection::for_run(&place, &asked).map_err(text)?.map_err(|refusal| refusal.to_string())?;
+        let socket_directory =
+            SocketDirectory::open(directory.to_owned()).map_err(text)?.ok_or("the server is gone")?;
+        let connection = Connection::for_run(&socket_directory, &requirements)
+            .map_err(text)?
+            .map_err(|refusal| refusal.to_string())?;
         Ok(ResidentBackend::from(connection))
     }
 

@@ -75,8 +75,8 @@ fn wasm_server_prepares_no_interpreters() {
     let server = home.server(&["--backend", "wasm"]);
     assert_eq!(server.status()["interpreters"].as_array().map(Vec::len), Some(0));
     assert_eq!(server.end().0, Some(0));
-    let asked = home.cofferdam().args(["serve", "--backend", "wasm", "--node", "1"]).output().unwrap();
-    let (status, _, stderr) = read(&asked);
+    let served = home.cofferdam().args(["serve", "--backend", "wasm", "--node", "1"]).output().unwrap();
+    let (status, _, stderr) = read(&served);
     assert!(status == Some(125) && stderr.contains("prepares no interpreters"), "{status:?}: {stderr}");
 }
 

@@ -8,7 +8,7 @@ use super::super::row::{Control, Expect, Row, WorkspaceKind, row, words};
 const WOULD_HARM: &str = "it would use up the machine";
 
 fn bomb(name: &'static str, guest: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
-    row(name, guest, Control::None(WOULD_HARM)).args(args).place(WorkspaceKind::Private)
+    row(name, guest, Control::None(WOULD_HARM)).args(args).workspace(WorkspaceKind::Private)
 }
 
 fn memory(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {

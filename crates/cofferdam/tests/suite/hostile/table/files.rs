@@ -7,7 +7,7 @@ pub fn rows() -> Vec<Row> {
         row("reading the host's files", "host_files", Control::Succeeds).args(|host| host.markers()),
         row("reading the host's files from a private workspace", "host_files", Control::None("as the row before"))
             .args(|host| host.markers())
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("reading init through /proc", "proc_init", Control::Succeeds).control_args(|host| vec![host.supervisor()]),
         row("changing init through /proc", "proc_init_write", Control::None("it would open the host's init")),
         row("overwriting a program through /proc", "exe_overwrite", Control::None("needs a runtime as its victim")),
@@ -22,15 +22,15 @@ pub fn rows() -> Vec<Row> {
         row("watching and holding up shared files", "shared_files", Control::Succeeds),
         row("watching and holding up files of a private workspace", "shared_files", Control::None("as the row before"))
             .args(|_| words(["/workspace"]))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("watching and holding up files of a shared workspace", "shared_files", Control::None("as the row before"))
             .args(|_| words(["/workspace"]))
-            .place(WorkspaceKind::Shared),
+            .workspace(WorkspaceKind::Shared),
         row("device files", "dev_nodes", Control::None("it would make device files on the host")),
         row("device files in a private workspace", "dev_nodes", Control::None("as the row before"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("device files in a shared workspace", "dev_nodes", Control::None("as the row before"))
-            .place(WorkspaceKind::Shared),
+            .workspace(WorkspaceKind::Shared),
         row("writing to what is read-only", "readonly_paths", Control::None("it would change the host's files"))
             .args(|_| words(["/workspace"])),
         row(
@@ -38,21 +38,21 @@ pub fn rows() -> Vec<Row> {
             "readonly_paths",
             Control::None("as the row before"),
         )
-        .place(WorkspaceKind::Private),
+        .workspace(WorkspaceKind::Private),
         row("hard links to the outside", "hard_link", Control::None("it would link and move the host's files"))
             .args(|host| [words(["/workspace"]), host.markers()].concat())
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("hard links into a shared workspace", "hard_link", Control::None("as the row before"))
             .args(|host| [words(["/workspace"]), host.markers()].concat())
-            .place(WorkspaceKind::Shared),
+            .workspace(WorkspaceKind::Shared),
         row("file handles", "file_handles", Control::SucceedsWhereAllowed).args(|_| words(["/usr"])),
         row("file handles of the workspace", "file_handles", Control::None("as the row before"))
             .args(|_| words(["/workspace"])),
         row("a set-uid file in a private workspace", "setuid_file", Control::Succeeds)
             .control_args(|_| vec![std::env::temp_dir().display().to_string()])
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("a set-uid file in a shared workspace", "setuid_file", Control::None("as the row before"))
-            .place(WorkspaceKind::Shared),
+            .workspace(WorkspaceKind::Shared),
     ]
 }
 

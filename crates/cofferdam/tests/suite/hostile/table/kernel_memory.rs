@@ -30,7 +30,7 @@ macro_rules! attacks {
 fn attack(name: &'static str, form: &str, args: fn(&Host) -> Vec<String>) -> Row {
     row(name, "kernel_memory", Control::None("it would use up the machine"))
         .args(args)
-        .place(WorkspaceKind::Mounted)
+        .workspace(WorkspaceKind::Mounted)
         .memory(64)
         .disk(512)
         .processes(40)

@@ -29,7 +29,7 @@ pub fn terminals() -> Vec<Row> {
         row("opening another's terminal", "foreign_terminal", Control::SucceedsWhereAllowed),
         row("opening another's terminal from one", "foreign_terminal", Control::None("as the row before")).terminal(),
         row("terminal escape sequences", "terminal_injection", Control::None("it would act on the tester's terminal"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("terminal escape sequences in one", "terminal_injection", Control::None("as the row before")).terminal(),
     ]
 }

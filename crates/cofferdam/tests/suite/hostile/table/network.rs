@@ -10,6 +10,6 @@ pub fn rows() -> Vec<Row> {
         row("the host's loopback and the world", "network_reach", Control::Succeeds).args(|host| vec![host.port()]),
         row("rare sockets", "rare_sockets", Control::None("it would load protocol modules into the host's kernel")),
         row("changing the network", "netlink_change", Control::None("it would change the host's network"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
     ]
 }

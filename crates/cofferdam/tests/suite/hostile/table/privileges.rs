@@ -10,6 +10,6 @@ pub fn rows() -> Vec<Row> {
         row("set-uid programs", "setuid_exec", Control::SucceedsWhereAllowed),
         row("raising limits", "raise_limits", Control::None("it would give itself real-time priority")),
         row("raising limits from a private workspace", "raise_limits", Control::None("as the row before"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
     ]
 }

@@ -21,17 +21,17 @@ pub fn rows() -> Vec<Row> {
             .args(|host| vec![host.canary()]),
         row("new namespaces", "namespaces", Control::SucceedsWhereAllowed),
         row("mount calls", "mount_calls", Control::None("it would change the host's mounts"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("mount calls in a shared workspace", "mount_calls", Control::None("as the row before"))
-            .place(WorkspaceKind::Shared),
+            .workspace(WorkspaceKind::Shared),
         row("leaving the control group", "cgroup_escape", Control::None("it would mount and write control groups"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
         row("seeing the host's control group", "cgroup_view", Control::SucceedsWhereAllowed),
         row("foreign system calls", "foreign_abi", Control::SucceedsWhereAllowed),
         row("a foreign system call without a child", "foreign_abi_direct", Control::SucceedsWhereAllowed)
             .expect(Expect::ContainedOrSignal(SIGSYS)),
         row("a program in no file system", "memfd_exec", Control::Succeeds),
         row("a crash", "core_dump", Control::None("the host's core handler would get it"))
-            .place(WorkspaceKind::Private),
+            .workspace(WorkspaceKind::Private),
     ]
 }

@@ -1,6 +1,6 @@
 //! Checks that the function which each run calls is in the module and has the expected type.
 
-use cofferdam_wasm_supply::Entry;
+use cofferdam_wasm_runtimes::Entry;
 use wasmparser::{CompositeInnerType, ElementItems, ElementKind, ExternalKind, Operator, Parser, Payload, TypeRef};
 
 /// The parts of a module that lead to its functions.

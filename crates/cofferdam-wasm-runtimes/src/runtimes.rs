@@ -1,9 +1,9 @@
-//! `Supply`: finds interpreters in the cache, and obtains those that are missing.
+//! `Runtimes`: finds interpreters in the cache, and obtains those that are missing.
 
 use std::path::PathBuf;
 
 use crate::cache::Cache;
-use crate::error::{Result, SupplyError, io};
+use crate::error::{Result, RuntimesError, io};
 use crate::preparation::{Entry, Preparation, Stack};
 use crate::recipe;
 use crate::step::Step;
@@ -52,18 +52,18 @@ pub struct Interpreter {
 }
 
 /// The interpreters in one cache directory.
-pub struct Supply {
+pub struct Runtimes {
     cache: Cache,
     tools: Tools,
 }
 
-impl Supply {
-    /// Creates a supply that keeps interpreters in `cache`. The directory is created when it is first needed.
+impl Runtimes {
+    /// Creates the runtimes that keep interpreters in `cache`. The directory is created when it is first needed.
     pub fn new(cache: impl Into<PathBuf>) -> Self {
         Self::with_tools(cache, Tools::default())
     }
 
-    /// Creates a supply that runs other programs than the default ones.
+    /// Creates the runtimes that run other programs than the default ones.
     pub fn with_tools(cache: impl Into<PathBuf>, tools: Tools) -> Self {
         Self { cache: Cache::new(cache.into()), tools }
     }
@@ -80,8 +80,8 @@ impl Supply {
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
-    /// [`SupplyError::Io`] if a file cannot be read. The entry then stays.
+    /// [`RuntimesError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
+    /// [`RuntimesError::Io`] if a file cannot be read. The entry then stays.
     pub fn find(&self, language: Language) -> Result<Option<Interpreter>> {
         let name = name(language);
         let Some(hashes) = self.cache.verified(&name, files(language))? else { return Ok(None) };
@@ -102,7 +102,7 @@ impl Supply {
     ///
     /// # Errors
     ///
-    /// Any [`SupplyError`]; the cache is then unchanged.
+    /// Any [`RuntimesError`]; the cache is then unchanged.
     pub fn obtain(&self, language: Language, mut progress: impl FnMut(Step)) -> Result<Interpreter> {
         if let Some(found) = self.find(language)? {
             return Ok(found);
@@ -123,7 +123,7 @@ impl Supply {
             Language::JavaScript => javascript::make(&self.tools, &work, &staged, &mut progress)?,
         }
         self.cache.publish(&staged, &name, files(language))?;
-        self.find(language)?.ok_or_else(|| SupplyError::UntrustedCache {
+        self.find(language)?.ok_or_else(|| RuntimesError::UntrustedCache {
             path: self.cache.root().to_owned(),
             reason: "the entry that was just written is missing".to_owned(),
         })

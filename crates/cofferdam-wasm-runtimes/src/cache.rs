@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::digest;
-use crate::error::{Result, SupplyError, io};
+use crate::error::{Result, RuntimesError, io};
 
 const MANIFEST: &str = "manifest";
 const FORMAT: &str = "cofferdam interpreter 1";
@@ -115,8 +115,8 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
-    /// [`SupplyError::Io`] if a file cannot be read or copied into memory. The entry then stays.
+    /// [`RuntimesError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
+    /// [`RuntimesError::Io`] if a file cannot be read or copied into memory. The entry then stays.
     pub fn open(&self, name: &str, files: &[&str]) -> Result<Option<Vec<(String, File)>>> {
         self.map_files_or_evict(name, files, |Found { hash, path, file }| {
             digest::sealed(&mut &*file, path, hash).map(|copy| (hash.clone(), copy))
@@ -200,8 +200,8 @@ impl Cache {
         }
     }
 
-    fn untrusted(&self, path: &Path, reason: &str) -> SupplyError {
-        SupplyError::UntrustedCache { path: path.to_owned(), reason: reason.to_owned() }
+    fn untrusted(&self, path: &Path, reason: &str) -> RuntimesError {
+        RuntimesError::UntrustedCache { path: path.to_owned(), reason: reason.to_owned() }
     }
 }
 
@@ -239,7 +239,7 @@ mod tests {
     const FILES: [&str; 1] = ["state"];
 
     /// Opens an entry, where the work on its file fails with `error`. Returns the result, and true if the entry stays.
-    fn open_with(error: SupplyError) -> (Result<Option<Vec<()>>>, bool) {
+    fn open_with(error: RuntimesError) -> (Result<Option<Vec<()>>>, bool) {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::new(directory.path().join("cache"));
         cache.prepare().unwrap();
@@ -254,12 +254,12 @@ mod tests {
     }
 
     /// Returns a function that returns the error once.
-    fn once(error: SupplyError) -> impl Fn() -> SupplyError {
+    fn once(error: RuntimesError) -> impl Fn() -> RuntimesError {
         let error = std::sync::Mutex::new(Some(error));
         move || error.lock().unwrap().take().expect("one file")
     }
 
-    fn failed(kind: ErrorKind) -> SupplyError {
+    fn failed(kind: ErrorKind) -> RuntimesError {
         io("read", "state")(Error::from(kind))
     }
 
@@ -285,8 +285,8 @@ mod tests {
     #[test]
     fn damaged_entry_is_removed() {
         let wrong_hash =
-            SupplyError::WrongHash { what: "state".into(), expected: "a".to_owned(), found: "b".to_owned() };
-        let untrusted = SupplyError::UntrustedCache { path: "state".into(), reason: "it is a link".to_owned() };
+            RuntimesError::WrongHash { what: "state".into(), expected: "a".to_owned(), found: "b".to_owned() };
+        let untrusted = RuntimesError::UntrustedCache { path: "state".into(), reason: "it is a link".to_owned() };
         let kinds = [ErrorKind::NotFound, ErrorKind::InvalidData, ErrorKind::IsADirectory].map(failed);
         for error in kinds.into_iter().chain([wrong_hash, untrusted]) {
             let what = error.to_string();

@@ -1,5 +1,5 @@
 # Creates a network with servers, in namespaces of its own: this shell's network is the host's, and the servers are in a
-# network behind it. Prints "ready" and waits. Usage: place.sh DIRECTORY SERVER
+# network behind it. Prints "ready" and waits. Usage: network.sh DIRECTORY SERVER
 directory=$1 server=$2
 ip link set lo up
 unshare --net sh -c 'echo $$; exec sleep 100000' > "$directory/pid" & servers=$!

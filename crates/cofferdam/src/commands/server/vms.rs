@@ -19,7 +19,7 @@ pub fn archive(info: &BackendInfo, setup: &Setup) -> Result<Option<Arc<dyn Snaps
     if info.name != VM_BACKEND {
         return Ok(None);
     }
-    let snapshots = VmSnapshots::new(&setup.machines, Arc::new(|_| ()))?;
+    let snapshots = VmSnapshots::new(&setup.vms, Arc::new(|_| ()))?;
     Ok(Some(Arc::new(VmArchive(snapshots))))
 }
 
@@ -29,9 +29,9 @@ impl SnapshotArchive for VmArchive {
         VmSnapshots::write(snapshot, out).await
     }
 
-    async fn load(&self, file: File, _tenant: &TenantId, most: &Limits) -> Result<Snapshot> {
+    async fn load(&self, file: File, _tenant: &TenantId, max: &Limits) -> Result<Snapshot> {
         // The snapshot has its tenant, which is compared when it is restored.
-        self.0.read(file, most.clone()).await
+        self.0.read(file, max.clone()).await
     }
 
     fn accepts_uploads(&self) -> bool {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use cofferdam_linux::trust::Distrust;
 
-/// Result with [`SupplyError`].
-pub type Result<T, E = SupplyError> = std::result::Result<T, E>;
+/// Result with [`RuntimesError`].
+pub type Result<T, E = RuntimesError> = std::result::Result<T, E>;
 
 /// An error of the installation of an interpreter. None of them leaves an entry in the cache.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SupplyError {
+pub enum RuntimesError {
     /// A program that fetches packages is not installed.
     #[error("cannot {what}: {tool} is not installed; {remedy}")]
     MissingTool {
@@ -107,7 +107,7 @@ pub enum SupplyError {
     },
 }
 
-impl SupplyError {
+impl RuntimesError {
     /// Returns true if the error proves that a cache entry is damaged or foreign. Any other error can occur for an
     /// intact entry too, for instance when descriptors, memory or space are exhausted.
     pub(crate) fn shows_damage(&self) -> bool {
@@ -123,10 +123,10 @@ impl SupplyError {
 }
 
 /// Returns a function that converts an operating system error: `.map_err(io("read", path))`.
-pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> SupplyError {
+pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> RuntimesError {
     let path = path.into();
     move |source| match source.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => SupplyError::NoSpace { path },
-        _ => SupplyError::Io { operation, path, source },
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => RuntimesError::NoSpace { path },
+        _ => RuntimesError::Io { operation, path, source },
     }
 }

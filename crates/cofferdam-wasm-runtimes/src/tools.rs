@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam_linux::programs;
 
-use crate::error::{Result, SupplyError, io};
+use crate::error::{Result, RuntimesError, io};
 
 /// The time limit of one program.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -43,8 +43,8 @@ impl Tool {
     /// Returns a command for the tool. `program` is its name or path.
     pub(crate) fn command(&self, program: &OsStr) -> Result<Command> {
         programs::command(program).map_err(|distrust| match distrust.is_missing() {
-            true => SupplyError::MissingTool { tool: self.name, what: self.what, remedy: self.remedy },
-            false => SupplyError::UntrustedTool { tool: self.name, distrust },
+            true => RuntimesError::MissingTool { tool: self.name, what: self.what, remedy: self.remedy },
+            false => RuntimesError::UntrustedTool { tool: self.name, distrust },
         })
     }
 }
@@ -56,8 +56,8 @@ pub(crate) fn run(tool: &Tool, command: &mut Command, scratch: &Path) -> Result<
     let copy = output.try_clone().map_err(io("open", &path))?;
     let started = command.stdin(Stdio::null()).stdout(output).stderr(copy).spawn();
     let mut child = started.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => SupplyError::MissingTool { tool: tool.name, what: tool.what, remedy: tool.remedy },
-        _ => SupplyError::Io { operation: "start", path: command.get_program().into(), source: error },
+        ErrorKind::NotFound => RuntimesError::MissingTool { tool: tool.name, what: tool.what, remedy: tool.remedy },
+        _ => RuntimesError::Io { operation: "start", path: command.get_program().into(), source: error },
     })?;
     let deadline = Instant::now() + TOOL_TIMEOUT;
     let status = loop {
@@ -68,14 +68,19 @@ pub(crate) fn run(tool: &Tool, command: &mut Command, scratch: &Path) -> Result<
             // The program may have exited just now.
             let _ = child.kill();
             let _ = child.wait();
-            return Err(SupplyError::TooSlow { tool: tool.name, what: tool.what, limit: TOOL_TIMEOUT });
+            return Err(RuntimesError::TooSlow { tool: tool.name, what: tool.what, limit: TOOL_TIMEOUT });
         }
         std::thread::sleep(Duration::from_millis(20));
     };
     if status.success() {
         return Ok(());
     }
-    Err(SupplyError::ToolFailed { tool: tool.name, what: tool.what, status: status.to_string(), output: end_of(&path) })
+    Err(RuntimesError::ToolFailed {
+        tool: tool.name,
+        what: tool.what,
+        status: status.to_string(),
+        output: end_of(&path),
+    })
 }
 
 fn end_of(path: &Path) -> String {

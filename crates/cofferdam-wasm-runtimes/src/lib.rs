@@ -26,15 +26,15 @@ mod javascript;
 mod preparation;
 mod python;
 mod recipe;
+mod runtimes;
 mod step;
-mod supply;
 mod tools;
 
 pub use archive::{unpack_tgz_file, unpack_zip_under};
 pub use cache::{Cache, Lock};
-pub use error::{Result, SupplyError};
+pub use error::{Result, RuntimesError};
 pub use preparation::{Entry, Preparation, REQUEST_DESCRIPTOR, REQUEST_PATH, Stack};
 pub use recipe::CALL_STACK_BYTES;
+pub use runtimes::{GuestFile, Interpreter, Language, Runtimes};
 pub use step::Step;
-pub use supply::{GuestFile, Interpreter, Language, Supply};
 pub use tools::Tools;

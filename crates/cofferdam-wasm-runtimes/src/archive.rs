@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::io::{self as stdio, Read};
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{Result, SupplyError, io};
+use crate::error::{Result, RuntimesError, io};
 
 /// The maximum unpacked size of one file of an archive.
 const MAX_BYTES: u64 = 512 * 1024 * 1024;
 
-fn refused(archive: &Path, reason: impl Into<String>) -> SupplyError {
+fn refused(archive: &Path, reason: impl Into<String>) -> RuntimesError {
     let name = archive.file_name().unwrap_or(archive.as_os_str());
-    SupplyError::BadArchive { archive: name.to_string_lossy().into_owned(), reason: reason.into() }
+    RuntimesError::BadArchive { archive: name.to_string_lossy().into_owned(), reason: reason.into() }
 }
 
 /// Returns the path if it is relative and has only normal components.
@@ -30,7 +30,7 @@ fn plain(path: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 ///
-/// [`SupplyError::BadArchive`] if the archive is truncated, if it does not contain that file exactly once as a regular
+/// [`RuntimesError::BadArchive`] if the archive is truncated, if it does not contain that file exactly once as a regular
 /// file, or if any entry has a path that is absolute or leads upwards, or is a link or device.
 pub fn unpack_tgz_file(archive: &Path, name: &str, target: &Path) -> Result<()> {
     let file = File::open(archive).map_err(io("open", archive))?;
@@ -66,7 +66,7 @@ pub fn unpack_tgz_file(archive: &Path, name: &str, target: &Path) -> Result<()> 
 ///
 /// # Errors
 ///
-/// [`SupplyError::BadArchive`] as for [`unpack_tgz_file`].
+/// [`RuntimesError::BadArchive`] as for [`unpack_tgz_file`].
 pub fn unpack_zip_under(archive: &Path, target: &Path, executable: &str, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let file = File::open(archive).map_err(io("open", archive))?;
     let mut zip =

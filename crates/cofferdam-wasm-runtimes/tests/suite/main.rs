@@ -10,13 +10,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use cofferdam_wasm_supply::{Supply, Tools};
+use cofferdam_wasm_runtimes::{Runtimes, Tools};
 use tempfile::TempDir;
 
-/// A supply whose npm is a shell script, with its cache and a count of the script's runs.
+/// Runtimes whose npm is a shell script, with its cache and a count of the script's runs.
 struct Fake {
     directory: TempDir,
-    supply: Supply,
+    runtimes: Runtimes,
 }
 
 impl Fake {
@@ -28,8 +28,8 @@ impl Fake {
         fs::write(&tool, text).expect("the script");
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o700)).expect("its mode");
         let tools = Tools { npm: tool.into(), ..Tools::default() };
-        let supply = Supply::with_tools(directory.path().join("cache"), tools);
-        Self { directory, supply }
+        let runtimes = Runtimes::with_tools(directory.path().join("cache"), tools);
+        Self { directory, runtimes }
     }
 
     fn runs(&self) -> usize {

@@ -1,6 +1,6 @@
 //! The steps of an installation, for progress reports.
 
-/// A step of [`Supply::obtain`](crate::Supply::obtain).
+/// A step of [`Runtimes::obtain`](crate::Runtimes::obtain).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::archive;
 use crate::digest;
-use crate::error::{Result, SupplyError, io};
+use crate::error::{Result, RuntimesError, io};
 use crate::recipe::javascript::{
     COMPILER_VERSION, COMPILERS, CRATE, CRATE_VERSION, Compiler, FLAGS, MAIN, MODULE_SHA256, PATCH, PRELUDE, REGEXP,
     REQUESTS, SOURCES,
@@ -59,7 +59,7 @@ pub(crate) fn pinned_module() -> Option<&'static str> {
 
 fn compiler_for(arch: &str, os: &str) -> Result<&'static Compiler> {
     let found = COMPILERS.iter().find(|compiler| compiler.host == (arch, os));
-    found.ok_or_else(|| SupplyError::UnsupportedHost { host: format!("{arch} {os}") })
+    found.ok_or_else(|| RuntimesError::UnsupportedHost { host: format!("{arch} {os}") })
 }
 
 /// Creates a directory with the engine's files, each verified by its pinned hash, and the files of this crate.
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn host_without_a_pinned_compiler_is_refused() {
-        assert!(matches!(compiler_for("riscv64", "linux"), Err(SupplyError::UnsupportedHost { .. })));
+        assert!(matches!(compiler_for("riscv64", "linux"), Err(RuntimesError::UnsupportedHost { .. })));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 # Runs a benchmark in namespaces of its own, with servers in a network behind them.
-# Usage: place.sh DIRECTORY PROGRAM [OPTIONS]...
+# Usage: network.sh DIRECTORY PROGRAM [OPTIONS]...
 directory=$1 program=$2
 shift 2
 ip link set lo up

@@ -76,7 +76,7 @@ pub(crate) enum Next<W, T> {
 
 /// The slots of a pool. `W` is a prepared sandbox, `T` is a queued claim.
 #[derive(Debug)]
-pub(crate) struct Ledger<W, T> {
+pub(crate) struct Slots<W, T> {
     config: PoolConfig,
     slots: [usize; SLOT_STATES],
     /// Idle sandboxes, oldest first.
@@ -96,7 +96,7 @@ pub(crate) struct Ledger<W, T> {
     draining: bool,
 }
 
-impl<W, T> Ledger<W, T> {
+impl<W, T> Slots<W, T> {
     pub(crate) fn new(config: PoolConfig) -> Self {
         let mut slots = [0; SLOT_STATES];
         slots[SlotState::Free as usize] = config.max;
@@ -325,8 +325,8 @@ impl<W, T> Ledger<W, T> {
     }
 
     fn take_where(&mut self, unwanted: impl Fn(&Idle<W>) -> bool) -> Vec<W> {
-        let (gone, kept): (Vec<_>, Vec<_>) = self.idle.drain(..).partition(&unwanted);
-        self.idle = kept.into();
+        let (gone, retained): (Vec<_>, Vec<_>) = self.idle.drain(..).partition(&unwanted);
+        self.idle = retained.into();
         for _ in &gone {
             self.shift(SlotState::Idle, SlotState::Closing);
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use cofferdam_wasm_supply::{SupplyError, unpack_tgz_file, unpack_zip_under};
+use cofferdam_wasm_runtimes::{RuntimesError, unpack_tgz_file, unpack_zip_under};
 
 /// Creates a `.tar.gz` of entries with unchecked names, which the tar crate itself would refuse to write.
 fn tgz(entries: &[(&str, u8, &[u8])]) -> Vec<u8> {
@@ -34,7 +34,7 @@ fn refuses_tgz(bytes: &[u8], reason: &str) {
     let archive = directory.path().join("a.tgz");
     fs::write(&archive, bytes).expect("the archive");
     let error = unpack_tgz_file(&archive, "package/m", &directory.path().join("out")).expect_err(reason);
-    assert!(matches!(error, SupplyError::BadArchive { .. }), "{error:?}");
+    assert!(matches!(error, RuntimesError::BadArchive { .. }), "{error:?}");
     assert!(error.to_string().contains(reason), "{error} does not contain {reason}");
 }
 
@@ -94,7 +94,7 @@ fn zip_of(entries: &[(&str, bool)]) -> Vec<u8> {
     zip.finish().expect("the zip").into_inner()
 }
 
-fn unzip(bytes: &[u8], target: &Path) -> Result<(), SupplyError> {
+fn unzip(bytes: &[u8], target: &Path) -> Result<(), RuntimesError> {
     let archive = target.join("a.zip");
     fs::write(&archive, bytes).expect("the archive");
     unpack_zip_under(&archive, &target.join("out"), "bin/x", |name| !name.ends_with("skip"))
@@ -106,7 +106,7 @@ fn zip_entry_that_leads_out_or_is_a_link_is_refused() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let result = unzip(&zip_of(&[(name, link)]), directory.path());
         let error = result.expect_err(name);
-        assert!(matches!(error, SupplyError::BadArchive { .. }), "{name}: {error:?}");
+        assert!(matches!(error, RuntimesError::BadArchive { .. }), "{name}: {error:?}");
         assert!(!directory.path().join("out/a").exists(), "{name} left a file");
     }
 }
@@ -116,7 +116,7 @@ fn truncated_zip_is_refused() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let whole = zip_of(&[("bin/x", false)]);
     let error = unzip(&whole[..whole.len() - 30], directory.path()).expect_err("truncated");
-    assert!(matches!(error, SupplyError::BadArchive { .. }), "{error:?}");
+    assert!(matches!(error, RuntimesError::BadArchive { .. }), "{error:?}");
 }
 
 #[test]
