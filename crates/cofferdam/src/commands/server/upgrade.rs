@@ -102,10 +102,10 @@ fn refusal(control: &Control, obstacle: Option<&'static str>, is_upgrading: bool
         Some("process 1 of a container is not upgraded; start a container of the new version instead")
     } else if obstacle.is_some() {
         obstacle
-    } else if is_upgrading {
-        Some("an upgrade is in progress already; this signal starts no other one")
     } else if control.is_closed() {
         Some("cannot upgrade: this process was upgraded already; send the signal to the new process")
+    } else if is_upgrading {
+        Some("an upgrade is in progress already; this signal starts no other one")
     } else {
         None
     }
