@@ -505,7 +505,7 @@ pub struct ConformanceArgs {
     /// Use this root file system in the test case of another root
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
-    /// Use this image as the root file system of every sandbox, instead of the default one
+    /// Use this image as the root file system of every sandbox: it needs a shell, the usual tools and Python
     #[arg(long, value_name = "NAME", conflicts_with_all = ["pooled", "root"])]
     pub image: Option<String>,
     /// Run only test cases whose name contains this text

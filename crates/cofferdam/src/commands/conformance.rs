@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::{Result, RootFs, Spec, registry};
+use cofferdam::{Error, Result, RootFs, Spec, registry};
 use cofferdam_conformance::{CaseResult, Options, Report};
 use serde_json::json;
 
@@ -52,6 +52,10 @@ async fn examine(args: &ConformanceArgs, options: &Options) -> Result<Report> {
     let report = cofferdam_conformance::run(&target, options).await;
     if let Some(pooled) = pooled {
         pooled.pool().shutdown(SHUTDOWN_TIMEOUT).await?;
+    }
+    if let Some(filter) = args.filter.as_ref().filter(|_| report.cases.is_empty()) {
+        let message = format!("the name of no test case contains '{filter}'");
+        return Err(Error::invalid("conformance", message).with_remedy("run it without --filter, which prints the names"));
     }
     Ok(report)
 }
