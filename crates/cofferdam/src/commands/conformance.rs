@@ -55,7 +55,9 @@ async fn examine(args: &ConformanceArgs, options: &Options) -> Result<Report> {
     }
     if let Some(filter) = args.filter.as_ref().filter(|_| report.cases.is_empty()) {
         let message = format!("the name of no test case contains '{filter}'");
-        return Err(Error::invalid("conformance", message).with_remedy("run it without --filter, which prints the names"));
+        return Err(
+            Error::invalid("conformance", message).with_remedy("run it without --filter, which prints the names")
+        );
     }
     Ok(report)
 }
