@@ -76,14 +76,14 @@ fn oversized_record_is_stopped_before_its_end() {
         let file = blank();
         let mut target = Some(file.try_clone().unwrap());
         let reader = Reader::open(Cursor::new(&bytes), &ReadOptions::default()).unwrap();
-        let mut most_seen = 0;
+        let mut max_seen = 0;
         let mut stop = |_| {
-            most_seen = most_seen.max(stored(&file));
+            max_seen = max_seen.max(stored(&file));
             if stored(&file) >= max { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let restored = reader.restore(&[], &mut |_| Ok(target.take().unwrap()), &mut stop);
         assert!(matches!(restored, Err(ArchiveError::Cancelled)), "{what}");
-        assert!((max..max + 2 * MIB).contains(&most_seen), "{what}: {most_seen} bytes were written");
+        assert!((max..max + 2 * MIB).contains(&max_seen), "{what}: {max_seen} bytes were written");
     }
 }
 
