@@ -127,6 +127,22 @@ fn the_command_line_examines_a_backend_through_a_pool() {
 }
 
 #[test]
+fn a_filter_without_a_case_and_an_image_that_is_missing_are_no_success() {
+    for (options, expected) in [
+        (["--filter", "no-such-case"].as_slice(), "the name of no test case contains 'no-such-case'"),
+        (&["--filter", "exit/code", "--image", "no-such-image"], "'no-such-image'"),
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        let state = tempfile::tempdir().expect("a directory");
+        command.args(["conformance", "--backend", "process"]).args(options).env("XDG_STATE_HOME", state.path());
+        let output = command.output().expect("the binary starts");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!output.status.success() && text.contains(expected), "{options:?}: {text}");
+    }
+}
+
+#[test]
 fn whole_life_of_a_backend_leaves_nothing_behind() {
     let before = census::census();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
